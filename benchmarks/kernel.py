@@ -266,15 +266,15 @@ def submit(it: Measuring) -> None:
         work.finish(work.submit())
     for node in it.sandbox.nodes:
         it.sandbox.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=benchmark")
-    for count, shape in ((1, "job"), *product((20, 200), ("job", "array", "pack"))):
+    for count, layout in ((1, "job"), *product((20, 200), ("job", "array", "pack"))):
         took = it.figures()
         for _ in range(min(it.repeats, 3 if count == 200 else 5)):
             for work in works:
                 flags: list[object] = ["--seeds", f"0-{count - 1}"] if count > 1 else []
-                flags += ["--slots", SLOTS] if shape == "pack" else []
-                took[work.side.name].append(once(partial(submit_all, work, "--shape", shape, *flags)))
+                flags += ["--slots", SLOTS] if layout == "pack" else []
+                took[work.side.name].append(once(partial(submit_all, work, "--layout", layout, *flags)))
                 it.sandbox.run("scancel", "--user", it.sandbox.run("id", "-un").stdout.strip())
-        what = f"`submit` of {count} run{'s' if count > 1 else ''} as {shape}"
+        what = f"`submit` of {count} run{'s' if count > 1 else ''} as {layout}"
         it.table.row(what, took, "{:.0f} ms", least=True)
     for node in it.sandbox.nodes:
         it.sandbox.run("scontrol", "update", f"nodename={node}", "state=resume")
@@ -363,16 +363,16 @@ def inodes(it: Measuring) -> None:
             run_to_end(work, it.sandbox)
             more[work.side.name] = [float(work.inodes() - before)]
         it.table.row(f"inodes of a finished run, {place}", more, "{:.0f}", "10")
-        shapes: list[tuple[str, list[object]]] = [("pack", ["--shape", "pack", "--slots", SLOTS])]
+        layouts: list[tuple[str, list[object]]] = [("pack", ["--layout", "pack", "--slots", SLOTS])]
         if place == "Slurm":
-            shapes.append(("array", ["--shape", "array"]))
-        for shape, flags in shapes:
+            layouts.append(("array", ["--layout", "array"]))
+        for layout, flags in layouts:
             more = it.figures()
             for work in works:
                 before = work.inodes()
                 run_to_end(work, it.sandbox, "--seeds", "0-19", *flags)
                 more[work.side.name] = [(work.inodes() - before) / 20]
-            it.table.row(f"inodes of each of 20 runs, {place} {shape}", more, "{:.1f}", "10")
+            it.table.row(f"inodes of each of 20 runs, {place} {layout}", more, "{:.1f}", "10")
 
 
 def run_to_end(work: Work, sandbox: Sandbox | None, *flags: object) -> None:

@@ -167,9 +167,9 @@ def restart(folder: Path) -> None:
         victim = says(root, 1, "start")[0]["pid"]
         killed = time.time()
         os.kill(victim, signal.SIGKILL)
-        units = "outputs/diloco/*/*/*/attempt-1.launch/replica-1.try-2.unit.json"
-        wait_for(lambda: list(root.glob(units)), 60)
-        again = next(root.glob(units)).stat().st_mtime - killed
+        groups = "outputs/diloco/*/*/*/attempt-1.launch/replica-1.attempt-2.group.json"
+        wait_for(lambda: list(root.glob(groups)), 60)
+        again = next(root.glob(groups)).stat().st_mtime - killed
         going.wait(180)
     finally:
         going.kill()
@@ -182,7 +182,7 @@ def restart(folder: Path) -> None:
 
 def says(root: Path, replica: int, what: str) -> list[dict[str, Any]]:
     found = []
-    for path in sorted(root.glob(f"outputs/diloco/*/*/*/attempt-1.launch/replica-{replica}.try-*.out")):
+    for path in sorted(root.glob(f"outputs/diloco/*/*/*/attempt-1.launch/replica-{replica}.attempt-*.out")):
         lines = [line for line in path.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
         found += [said for said in map(json.loads, lines) if said["what"] == what]
     return found

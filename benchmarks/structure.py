@@ -2,12 +2,13 @@
 
     python -m benchmarks.structure                     this commit
     python -m benchmarks.structure --old ../base       beside another worktree, which has its own .venv
+    python -m benchmarks.structure --list              also every file and call that the submit passes
 
 Counted in src/: modules, lines, packages, class names that occur twice, imports between packages and how many of them
 name the package itself (what its `__init__` exports) instead of a module inside it. Traced on a real Slurm, which the
 sandbox starts: one `submit` of one bash script in a project without state, the files of ours whose functions were
-called, and the calls from one package into another. What happens while a module is imported does not count; the modules
-beside the packages (errors, model, ...) count as one package.
+called, and the calls from one package into another (reads of a record's property among them). What happens while a
+module is imported does not count; the modules beside the packages (errors, model, ...) count as one package.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from shoal.sandbox import Sandbox, SandboxSpec
 
@@ -40,9 +42,9 @@ root = os.path.dirname(shoal.__file__) + os.sep
 def package(path):
     first, _, rest = path[len(root):].partition(os.sep)
     return first if rest else ""
-files, changes = set(), 0
+files, calls, reads = {}, {}, 0
 def called(frame, event, _):
-    global changes
+    global reads
     path = frame.f_code.co_filename
     if event != "call" or not path.startswith(root) or path.endswith("lazy.py"):
         return
@@ -54,8 +56,13 @@ def called(frame, event, _):
                 return
             caller = caller or (back if back is not frame else None)
         back = back.f_back
-    files.add(path)
-    changes += caller is not None and package(caller.f_code.co_filename) != package(path)
+    functions = files.setdefault(path[len(root):], [])
+    if frame.f_code.co_name not in functions:
+        functions.append(frame.f_code.co_name)
+    if caller is not None and package(caller.f_code.co_filename) != package(path):
+        call = "{} -> {}:{}".format(caller.f_code.co_filename[len(root):], path[len(root):], frame.f_code.co_name)
+        calls[call] = calls.get(call, 0) + 1
+        reads += isinstance(getattr(type(frame.f_locals.get("self")), frame.f_code.co_name, None), property)
 threading.setprofile(called)
 sys.setprofile(called)
 try:
@@ -64,20 +71,25 @@ except SystemExit as end:
     code = end.code
 sys.setprofile(None)
 print()
-print(json.dumps({"files": len(files), "changes": changes, "code": code}))
+print(json.dumps({"files": files, "calls": calls, "reads": reads, "code": code}))
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.structure", description=__doc__)
     parser.add_argument("--old", type=Path, metavar="WORKTREE", help="another worktree to count beside this one")
-    old = parser.parse_args().old
+    parser.add_argument("--list", action="store_true", help="also print every file and call of the traced submit")
+    args = parser.parse_args()
+    old = args.old
     sides = {"this": Path(__file__).parents[1]} | ({"old": old.absolute()} if old else {})
     with tempfile.TemporaryDirectory() as folder:
         sandbox = Sandbox(SandboxSpec(name=f"structure{os.getpid()}", nodes=1, gpus=0))
         sandbox.up(deadline_s=120)
         try:
-            found = {name: {**count(root), **trace(root, Path(folder) / name, sandbox)} for name, root in sides.items()}
+            found = {
+                name: {**count(root), **trace(root, Path(folder) / name, sandbox, listed=args.list and name == "this")}
+                for name, root in sides.items()
+            }
         finally:
             sandbox.down()
     print("| " + " | ".join(["what", *found]) + " |")
@@ -143,7 +155,7 @@ def _exported(tree: ast.Module) -> list[str]:
     return []
 
 
-def trace(root: Path, folder: Path, sandbox: Sandbox) -> dict[str, int]:
+def trace(root: Path, folder: Path, sandbox: Sandbox, listed: bool = False) -> dict[str, int]:
     script = folder / "experiments" / "001_a" / "000_train_0.sh"
     script.parent.mkdir(parents=True)
     script.write_text(SCRIPT)
@@ -152,10 +164,21 @@ def trace(root: Path, folder: Path, sandbox: Sandbox) -> dict[str, int]:
     env = sandbox.env({**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"})
     argv: list[str | Path] = [binaries / "python", "-c", TRACE, "submit", script]
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    passed = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"code": done.returncode}
+    passed: dict[str, Any] = {"code": done.returncode}
+    if done.returncode == 0:
+        passed = json.loads(done.stdout.splitlines()[-1])
     if passed["code"] not in (0, None):
         sys.exit(f"submit failed:\n{done.stdout}{done.stderr}")
-    return {"files that one submit passes": passed["files"], "calls from package to package": passed["changes"]}
+    if listed:
+        for path, functions in sorted(passed["files"].items()):
+            print(f"{path}: {', '.join(functions)}")
+        for call, times in sorted(passed["calls"].items()):
+            print(f"{times:4} {call}")
+    return {
+        "files that one submit passes": len(passed["files"]),
+        "calls from package to package": sum(passed["calls"].values()),
+        "of these reads of a property": passed["reads"],
+    }
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from shoal.actions.prepare import SubmitTarget, prepare_submission
+from shoal.describe import read_scripts
 from shoal.describe.project import find_project
 from shoal.kernel import files
 from shoal.plan.cluster_choice import choose_cluster
 from shoal.sandbox import Sandbox, SandboxSpec
-from shoal.submit.prepare import prepare_submission
-from shoal.submit.submit import read_scripts
 
 SHOAL = Path(sys.executable).with_name("shoal")
-PAGE = """\
+SWEEP_FILE = """\
 step = "train"
 command = ["true", "{depth}", "{seed}"]
 seeds = "0-9"
@@ -48,22 +48,23 @@ def main() -> None:
     print("| what | wall s | processor s | baseline (wall s) | ratio | goal |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
         folder = Path(name)
-        page = make_project(folder)
-        plan(folder, page)
+        sweep_file = make_project(folder)
+        plan(folder, sweep_file)
         settings = (("MaxArraySize", str(LARGEST_ARRAY)), ("MaxJobCount", "50000"))
         with Sandbox(SandboxSpec(name=f"bench{os.getpid()}", nodes=2, settings=settings)) as sandbox:
             for node in sandbox.nodes:
                 sandbox.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=benchmark")
-            submit(folder, page, {**sandbox.env(), "HOME": name})
+            submit(folder, sweep_file, {**sandbox.env(), "HOME": name})
 
 
-def plan(folder: Path, page: Path) -> None:
+def plan(folder: Path, sweep_file: Path) -> None:
     """In one process, because a command's start-up is measured elsewhere (spine)."""
     project = find_project(folder, os.environ)
     cluster = choose_cluster(project, "local", os.environ)
 
     def expand_and_plan() -> None:
-        order = prepare_submission(read_scripts([page], project, os.environ).asked, project, cluster, os.environ)
+        asked = read_scripts([sweep_file], project, os.environ).asked
+        order = prepare_submission(asked, SubmitTarget(project, cluster, os.environ))
         assert len(order.submissions) == RUNS
 
     def encode() -> None:
@@ -77,7 +78,7 @@ def plan(folder: Path, page: Path) -> None:
     row("expand and plan 10,000 runs", best, f"{RUNS:,} json.dumps", measure(encode)[0], "1 s")
 
 
-def submit(folder: Path, page: Path, env: dict[str, str]) -> None:
+def submit(folder: Path, sweep_file: Path, env: dict[str, str]) -> None:
     calls = folder / "calls"
     shim = folder / "bin" / "sbatch"
     shim.parent.mkdir()
@@ -100,7 +101,7 @@ def submit(folder: Path, page: Path, env: dict[str, str]) -> None:
 
     baseline = measure(bare)[0]
     shimmed = {**env, "PATH": f"{shim.parent}:{SHOAL.parent}:{os.environ['PATH']}"}
-    took = measure(lambda: run([str(SHOAL), "submit", "-q", str(page)], folder, shimmed))
+    took = measure(lambda: run([str(SHOAL), "submit", "-q", str(sweep_file)], folder, shimmed))
     count = len(calls.read_text().split())
     row(
         f"submit 10,000 runs: {count} sbatch calls", took, f"{arrays} sbatch + {2 * RUNS:,} durable files", baseline,
@@ -111,17 +112,17 @@ def submit(folder: Path, page: Path, env: dict[str, str]) -> None:
         for path in (folder / ".shoal" / "runs").glob("*/*/spec.1.json"):
             json.loads(path.read_bytes())
 
-    again = min(measure(lambda: run([str(SHOAL), "submit", "-q", str(page)], folder, shimmed)) for _ in range(3))
+    again = min(measure(lambda: run([str(SHOAL), "submit", "-q", str(sweep_file)], folder, shimmed)) for _ in range(3))
     row("submit again: nothing to do for 10,000", again, "read 10,000 specs", measure(read_specs)[0], "2 s")
     assert len(calls.read_text().split()) == count
 
 
 def make_project(folder: Path) -> Path:
     (folder / "shoal.toml").write_text('[steps.train]\ncommand = "true"\n')
-    page = folder / "experiments" / "001_sweep" / "000_train.toml"
-    page.parent.mkdir(parents=True)
-    page.write_text(PAGE)
-    return page
+    sweep_file = folder / "experiments" / "001_sweep" / "000_train.toml"
+    sweep_file.parent.mkdir(parents=True)
+    sweep_file.write_text(SWEEP_FILE)
+    return sweep_file
 
 
 def run(argv: list[str], cwd: Path, env: dict[str, str]) -> None:

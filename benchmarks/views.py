@@ -6,6 +6,7 @@ python -m benchmarks views
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import statistics
 import subprocess
@@ -17,6 +18,7 @@ import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -45,10 +47,96 @@ def main() -> None:
                     f"< {goal} s",
                     spent,
                 )
+        metrics(Path(folder) / "metrics", bare)
         made = MadeUp(Path(folder) / "page", now=time.time())
         made.many(5000)
         page(made)
         asyncio.run(keys(made))
+        subprocess.run([sys.executable, __file__, "refresh"], check=True)  # its memory is that of this page alone
+
+
+def refresh(count: int = 25_000) -> None:
+    """The page with 25,000 runs of 25 experiments: first answers without and with a cache, and a look after one change.
+    Processor time of the server's part: the listing of one look until its JSON is there."""
+    from shoal.clusters import QueueState
+    from shoal.views.web.api import DashboardData
+
+    def dashboard(home: str) -> DashboardData:
+        return DashboardData(home, lambda environ, newer: QueueState({}), clock=lambda: clock[0])
+
+    def look(data: DashboardData, since: int, what: str, goal: str) -> dict[str, Any]:
+        clock[0] += 3
+        begin, begin_cpu = time.perf_counter(), time.process_time()
+        answer = data.runs_json(since, {})
+        spent = time.process_time() - begin_cpu
+        row(what, time.perf_counter() - begin, "", 0.0, goal, spent)
+        return dict(json.loads(answer))
+
+    def read_all(data: DashboardData) -> int:
+        answer = json.loads(data.runs_json(0, {}))
+        while answer["more"]:
+            answer = json.loads(data.runs_json(answer["version"], {}))
+        return int(answer["version"])
+
+    clock = [time.time()]
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        made = MadeUp(Path(folder), now=time.time())
+        for number in range(count):
+            experiment, point = f"{number * 25 // count:03}_sweep", number % (count // 25)
+            name = f"{experiment}/000_train_lr{(0.1, 0.03, 0.01)[point % 3]}_{point}"
+            state = "failed" if point % 20 == 1 else "running" if point % 100 == 2 else "completed"
+            made.run(name, state, params={"lr": (0.1, 0.03, 0.01)[point % 3]}, metrics={"loss": 1 / (1 + point)})
+        clock[0] = time.time()
+        look(dashboard(made.home), 0, f"page, {count:,} runs, first answer (300 runs), no cache", "< 1 s")
+        time.sleep(11)  # directories that changed less than 10 s ago are not kept
+        data = dashboard(made.home)
+        read_all(data)
+        time.sleep(31)  # caches are written every 30 s
+        clock[0] += 60
+        version = int(json.loads(data.runs_json(0, {}, limit=None))["version"])
+        for _ in range(3):
+            look(data, version, f"page, {count:,} runs, a look, nothing has changed", "< 0.1 s")
+        made.run("024_sweep/000_train_lr0.01_2", "completed", params={"lr": 0.01}, metrics={"loss": 0.5})
+        found = look(data, version, f"page, {count:,} runs, a look after one change", "< 0.1 s")
+        assert [run["state"] for run in found["runs"]] == ["completed"], found["runs"]
+        look(dashboard(made.home), 0, f"page, {count:,} runs, first answer (300 runs), from the cache", "< 1 s")
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(
+            f"| page, {count:,} runs, peak memory of two servers in one process | {peak_mb:.0f} MB | | | | < 150 MB |"
+        )
+
+
+def metrics(folder: Path, bare: float) -> None:
+    """A thousand runs with parameters, progress and a hundred lines of metrics each; one of twenty is running."""
+    made = MadeUp(folder, now=time.time())
+    for number in range(1000):
+        lr, seed = (0.1, 0.03, 0.01)[number % 3], number // 3
+        state = "running" if number % 20 == 2 else "completed"
+        output = made.run(
+            f"001_sweep/000_train_lr{lr}_{seed}", state, params={"lr": lr, "width": 32}, progress="40/100"
+        )
+        rows = ({"step": step, "loss": 2.0 / (step + 1), "val_loss": 2.5 / (step + 1)} for step in range(100))
+        (output / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    what = "1,000 runs with parameters, progress and metrics"
+    begin = children_s()
+    took = once(partial(run, ["status"], made.root))
+    row(f"`shoal status`, {what}, first look", took, "`python -c pass`", bare, "", children_s() - begin)
+    for words in (["status"], ["status", "--json"], ["status", "--tty", "--group"]):
+        begin = children_s()
+        took = median(partial(run, words, made.root), 7)
+        row(
+            f"`shoal {' '.join(words)}`, {what}, warm",
+            took,
+            "`python -c pass`",
+            bare,
+            "< 0.6 s",
+            (children_s() - begin) / 8,
+        )
+
+
+def children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def page(made: MadeUp) -> None:
@@ -63,7 +151,9 @@ def page(made: MadeUp) -> None:
     link = f"http://127.0.0.1:{server.server_address[1]}"
 
     def ask(path: str) -> bytes:
-        request = urllib.request.Request(link + path, headers={"Cookie": cookie, "Accept-Encoding": "gzip"})
+        request = urllib.request.Request(
+            link + path, headers={"Cookie": cookie, "X-Shoal-Key": server.guard.key, "Accept-Encoding": "gzip"}
+        )
         with urllib.request.urlopen(request) as answer:
             return bytes(answer.read())
 
@@ -122,4 +212,4 @@ def row(what: str, took: float, base: str, bare: float, goal: str, spent: float 
 
 
 if __name__ == "__main__":
-    main()
+    refresh() if sys.argv[1:] == ["refresh"] else main()

@@ -3,7 +3,8 @@
 `cluster` (4 nodes x 4 GPUs, no accounting) and `accounting_cluster` (2 x 4, slurmdbd) live for the whole session; a
 test that breaks daemons or needs other settings starts its own with `make_sandbox`, in less than a second. Every test
 cancels the jobs it leaves, or uses `quiet_cluster`, which does so for it. Names carry the pid of the session, so that
-sessions run side by side, and what a killed session left is removed by the next one.
+sessions run side by side, and what a killed session left is removed by the next one. SHOAL_SANDBOX_SLURM=24.11 runs
+them all on that release instead of the installed one (`make slurms`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,10 +20,21 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shoal.errors import ShoalError
-from shoal.sandbox import Sandbox, SandboxSpec, sandbox_names
+from shoal.sandbox import Sandbox, SandboxSpec, default_slurm, ensure_slurm_root, sandbox_names
+from time_limit import pytest_runtest_protocol
 from waiting import wait_until
 
+__all__ = ["pytest_runtest_protocol"]
+
+# Tests start thousands of commands, and without its bytecode each would compile shoal anew: twice the work.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 MakeSandbox = Callable[..., Sandbox]
+
+#: Ended jobs are known as long as Slurm knows them by default. A sandbox forgets them after ten seconds, and a busy
+#: machine may be later than that to look.
+REMEMBERS = ("MinJobAge", "300")
 
 # How long examples take says how busy the machine is, and a single one over 200 ms would fail its test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,6 +49,10 @@ def pytest_configure() -> None:
     """In the background of a script (nohup, CI) a process ignores Ctrl-C, and so would all that tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if release := default_slurm():
+        # Commands of tests have PATH and SLURM_CONF from their environment, as a user's shell has after `sandbox up`.
+        programs = ensure_slurm_root(release).programs
+        os.environ["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -49,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Sandbox]:
     """4 nodes with 4 GPUs each, partitions main and low, no accounting."""
-    yield from _session_sandbox("main")
+    yield from _session_sandbox("main", settings=(REMEMBERS,))
 
 
 @pytest.fixture(scope="session")
@@ -58,13 +75,13 @@ def accounting_cluster() -> Iterator[Sandbox]:
 
     Agents that are told to stop have time to write down the end, also on a busy machine.
     """
-    yield from _session_sandbox("acct", nodes=2, accounting=True, settings=(("KillWait", "20"),))
+    yield from _session_sandbox("acct", nodes=2, accounting=True, settings=(REMEMBERS, ("KillWait", "20")))
 
 
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[Sandbox]:
     """Ranks that are told to stop have time to save, also on a busy machine."""
-    yield from _session_sandbox("hosts", nodes=4, gpus=2, cpus=8, hosts=True, settings=(("KillWait", "20"),))
+    yield from _session_sandbox("hosts", nodes=4, gpus=2, cpus=8, hosts=True, settings=(REMEMBERS, ("KillWait", "20")))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -28,8 +29,12 @@ def fill(disk: Path, leave: int = 0) -> None:
     """Fill it up to so many bytes; `empty` makes room again."""
     empty(disk)
     stat = os.statvfs(disk)
-    with (disk / "ballast").open("wb") as file:
-        file.write(b"x" * max(0, stat.f_bavail * stat.f_frsize - leave))
+    with (disk / "ballast").open("wb", buffering=0) as file:
+        try:
+            file.write(b"x" * max(0, stat.f_bavail * stat.f_frsize - leave))
+        except OSError as error:  # a job wrote the last block between the look and the write
+            if error.errno != errno.ENOSPC:
+                raise
 
 
 def empty(disk: Path) -> None:

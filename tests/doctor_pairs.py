@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from shoal.clusters.facts import Association, ClusterFacts, NodeKind, Partition, Qos, Reservation
 
+RENDEZVOUS = "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$HEAD:23456"
 GPU = "--gres=gpu:4\n--cpus-per-task=32\n--mem=100G\n--time=1-00:00:00\n--nodes=1"
 LIGHTNING = "import lightning as L\ntrainer = L.Trainer(devices=4, num_nodes=1, strategy='ddp')\n"
 TRAINS = "import torch\nfor batch in loader:\n    model(batch).sum().backward()\n    optimizer.step()\n"
@@ -126,7 +127,24 @@ PAIRS: list[Pair] = [
         Case(GPU, cluster=CLUSTER),
     ),
     Pair("D30", Case(raw="#!/bin/bash\necho\n".encode("utf-16")), Case(GPU)),
-    Pair("D31", Case(GPU, "echo 'never closed\npython train.py\n"), Case(GPU, "echo 'closed'\npython train.py\n")),
+    Pair("D31", Case("--job-name={{ name }}"), Case("--job-name=name")),
+    *(
+        Pair("D35", Case(GPU, f"{bad}\npython train.py\n"), Case(GPU, f"{good}\npython train.py\n"))
+        for bad, good in (
+            ("echo 'never closed", "echo 'closed'"),
+            ("export HF_TOKEN=<your token>", "export HF_TOKEN=$(cat ~/.token)"),
+            ("conda activate <env>   # yours", "sort <names >sorted   # yours"),
+            ("if [ -d data ]; then echo yes", "if [ -d data ]; then echo yes; fi"),
+            ("echo a; done", "for i in 1 2; do echo $i; done"),
+            (
+                "done",
+                "{% for name in names %}\npython {{ name }}.py\n{% endfor %}\ndone",
+            ),  # a template is filled in first
+            ("esac", "case $1 in a) echo a;; (b|c) echo b;; esac"),
+            ("for i in 1 2; do echo $i; fi", "while read -r x; do echo $x; done < <(ls)"),
+            ("ls > | cat", "ls > >(cat); f() ( echo ); g() { echo; }; (( a = (1 + 2) * (3 + 4) )); [[ a < b ]]"),
+        )
+    ),
     Pair(
         "D32",
         Case("--qos=high\n--time=2-00:00:00", cluster=CLUSTER),
@@ -159,8 +177,8 @@ PAIRS: list[Pair] = [
     Pair("G09", _torchrun(words="--nproc-per-node=8"), _torchrun(words="--nproc-per-node=$SLURM_GPUS_ON_NODE")),
     Pair(
         "G10",
-        _torchrun(nodes=2, words="--nnodes=4 --nproc-per-node=4"),
-        _torchrun(nodes=2, words="--nnodes=$SLURM_NNODES --nproc-per-node=4"),
+        _torchrun(nodes=2, words=f"--nnodes=4 --nproc-per-node=4 {RENDEZVOUS}"),
+        _torchrun(nodes=2, words=f"--nnodes=$SLURM_NNODES --nproc-per-node=4 {RENDEZVOUS}"),
     ),
     Pair(
         "G11",
@@ -169,8 +187,8 @@ PAIRS: list[Pair] = [
     ),
     Pair(
         "G12",
-        _torchrun(nodes=2, words="--nnodes=2 --nproc-per-node=4", srun=""),
-        _torchrun(nodes=2, words="--nnodes=2 --nproc-per-node=4"),
+        _torchrun(nodes=2, words=f"--nnodes=2 --nproc-per-node=4 {RENDEZVOUS}", srun=""),
+        _torchrun(nodes=2, words=f"--nnodes=2 --nproc-per-node=4 {RENDEZVOUS}"),
     ),
     Pair(
         "G13",
@@ -217,6 +235,32 @@ PAIRS: list[Pair] = [
         "S01",
         Case(GPU, "python train.py\necho finished\n"),
         Case(GPU, "set -euo pipefail\npython train.py\necho finished\n"),
+    ),
+    *(
+        Pair("S01", Case(GPU, f"{bad}\n"), Case(GPU, f"{good}\n"))
+        for bad, good in (
+            # Trainings in a row, and in a loop.
+            (
+                "srun python -m lab.fit a\nsrun python -m lab.fit b",
+                "set -e\nsrun python -m lab.fit a\nsrun python -m lab.fit b",
+            ),
+            ("python train_a.py\npython train_b.py", "python prepare.py\npython train_b.py"),
+            ("for s in 1 2; do\n  python fit.py $s\ndone", "for s in 1 2; do\n  python fit.py $s || exit 1\ndone"),
+            (
+                "for s in 1 2; do python fit.py $s; done",
+                "for s in 1 2; do python fit.py $s || failed=1; done\nexit ${failed:-0}",
+            ),
+            (
+                "srun pip install x\npython fit.py\npython fit.py",
+                "srun pip install x\nsrun pip install y\nsrun python fit.py",
+            ),
+            # wait without a process returns 0.
+            ("python a.py &\npython b.py &\nwait", "python a.py &\nfirst=$!\npython b.py || exit 1\nwait $first"),
+            ("set -e\npython a.py &\npython b.py &\nwait", "set -e\npython server.py &\npython train.py\nwait"),
+            # What stands behind || succeeds.
+            ("srun python fit.py || true", "srun python fit.py || exit 1"),
+            ("python train.py || echo failed", "python train.py || { echo failed; exit 1; }"),
+        )
     ),
     Pair("S02", Case(GPU, "python train.py | tee log\n"), Case(GPU, "set -o pipefail\npython train.py | tee log\n")),
     Pair("S03", Case(GPU, "python train.py\nexit 0\n"), Case(GPU, "python train.py\nexit $?\n")),
@@ -273,12 +317,131 @@ PAIRS: list[Pair] = [
             "srun -w a torchrun --node_rank=0 train.py &\nsrun -w b torchrun --node_rank=1 train.py &\nwait\n",
         ),
     ),
+    Pair(
+        "S15",
+        Case("--nodes=2", "for r in 0 1; do\n  srun -w ${hosts[$r]} torchrun --node_rank=$r train.py\ndone\n"),
+        Case("--nodes=2", "for r in 0 1; do\n  srun -w ${hosts[$r]} torchrun --node_rank=$r train.py &\ndone\nwait\n"),
+    ),
+    Pair(
+        "S07",
+        Case(GPU, "module load Python/3.11.3-GCCcore-12.3.0\nconda activate env\npython train.py\n"),
+        Case(GPU, "module load python/3.11\nconda activate env\npython train.py\n"),
+    ),
+    Pair(
+        "S18",
+        Case(GPU, "srun --jobid=181234 python train.py\n"),
+        Case(GPU, "srun --jobid=$SLURM_JOB_ID python train.py\n"),
+    ),
+    *(
+        Pair("S19", Case(GPU, f"{bad}\npython train.py\n"), Case(GPU, f"{good}\npython train.py\n"))
+        for bad, good in (
+            ("conda install pandas", "conda install -y pandas"),
+            ("mamba create -n fit python=3.11", "mamba create --yes -n fit python=3.11"),
+            ("pip uninstall torch", "yes | pip uninstall torch"),
+            ("conda install -c conda-forge lightgbm", "export CONDA_ALWAYS_YES=1\nconda install lightgbm"),
+            ("sudo apt-get install git", "sudo apt-get install -qqy git; conda env create -f env.yml"),
+        )
+    ),
+    *(
+        Pair("S20", Case(GPU, bad), Case(GPU, good))
+        for bad, good in (
+            ("python fit.py --lr 1 \\\n  --seed 2\n  --epochs 3\n", "python fit.py --lr 1 \\\n  --epochs 3\n"),
+            ("python fit.py \\ \n  --seed 2\n", "python fit.py \\\n  # a comment ends the command\necho\n"),
+            ("singularity run x.sif\n  train.py --lr 1\n", "singularity run x.sif \\\n  train.py --lr 1\n"),
+        )
+    ),
+    Pair(
+        "S21",
+        Case(GPU, 'files=("a.json", "b.json")\npython train.py ${files[0]}\n'),
+        Case(GPU, 'files=("a.json" "b.json")\nrange=(1,2 3,4)\npython train.py ${files[0]}\n'),
+    ),
+    Pair("D02", Case("", "", raw=b"#!/bin/bash\n#SBATCh --mem=4G\n#SBATCH -n 1\n"), Case("--mem=4G")),
+    Pair(
+        "D02",
+        Case(raw=b"#!/bin/bash\n#SBTACH -n 2\necho\n"),
+        Case(raw=b"#!/bin/bash\na=1\n##SBATCH -n 2\n#SBATCH -n 3\n"),
+    ),
+    Pair(
+        "S01",
+        Case(GPU, "python train.py\necho over\nrc=$?\nexit $rc\n"),
+        Case(GPU, "python train.py\nrc=$?\necho over\nexit $rc\n"),
+    ),
+    Pair(
+        "S11",
+        Case(GPU, 'cd "$(dirname "$0")"\npython train.py\n'),
+        Case(GPU, 'here=$(dirname "$0")\nif [[ $here == *"/spool/"* ]]; then here=~/code; fi\npython train.py\n'),
+    ),
+    Pair("D36", Case("--nodes=1\n-w n1,n2,n3"), Case("--nodes=3\n-w n1,n2,n3")),
+    *(
+        Pair("S02", Case(GPU, f"{bad}\n"), Case(GPU, f"{good}\n"))
+        for bad, good in (
+            ('cmd="python fit.py | tee log"\neval $cmd', 'cmd="python fit.py > log"\neval $cmd'),
+            ("srun bash clean.sh; python fit.py | tee log", "srun bash clean.sh; python list.py | sort"),
+        )
+    ),
+    Pair(
+        "S01",
+        Case(GPU, "module load x\n./run_all.sh\ndeactivate\n"),
+        Case(GPU, "srun bash clean.sh a\nsrun bash clean.sh b\n"),
+    ),
+    Pair(
+        "S03",
+        Case(GPU, 'python train.py\nrc=$?\necho "ended with $rc"\nexit 0\n'),
+        Case(GPU, "python train.py\nrc=$?\nif [ $rc != 0 ]; then exit $rc; fi\nexit 0\n"),
+    ),
+    Pair(
+        "S04",
+        Case(GPU, "python fit.py a | tee a.log &\npython fit.py b | tee b.log\n"),
+        Case(GPU, "python fit.py a | tee a.log &\npython fit.py b | tee b.log &\nwait\n"),
+    ),
+    Pair(
+        "G01",
+        Case("--nodes=1\n--ntasks-per-node=4\n--gres=gpu:3090:2", "srun tools/env.sh python train.py\n"),
+        Case("--nodes=1\n--ntasks-per-node=2\n--gres=gpu:2080ti:2", "srun tools/env.sh python train.py\n"),
+    ),
+    *(
+        Pair("X01", Case("--gres=gpu:1", f"{bad} python fit.py\n"), Case("--gres=gpu:1", f"{good} python fit.py\n"))
+        for bad, good in (
+            ('gpu="6,7"\nCUDA_VISIBLE_DEVICES=$gpu', 'gpu="$SLURM_JOB_GPUS"\nCUDA_VISIBLE_DEVICES=$gpu'),
+            ("CUDA_VISIBLE_DEVICES=$(nvidia-smi | pick)", "N=$(nvidia-smi | wc -l)"),
+        )
+    ),
+    *(
+        Pair(code, Case(header, f"{bad}\n"), Case(header, f"{good}\n"))
+        for code, header, bad, good in (
+            ("R07", "--requeue", "python main.py --epochs 9", "python main.py --epochs 9 --resume auto"),
+            ("N01", "--gres=gpu:2", "srun python fit.py --distributed-port 3154", "srun python fit.py --port-name a"),
+        )
+    ),
     Pair("S16", Case(GPU, "source ~/.bashrc\npython train.py\n"), Case(GPU, "source env.sh\npython train.py\n")),
     Pair(
         "N01",
         Case(GPU, "export MASTER_PORT=29500\nsrun python train.py\n"),
         Case(GPU, "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))\nsrun python train.py\n"),
     ),
+    *(
+        Pair("N01", Case("--gres=gpu:2", f"{bad}\n"), Case("--gres=gpu:2", f"{good}\n"))
+        for bad, good in (
+            (
+                "port=29511\ntorchrun --rdzv-endpoint $host:$port train.py",
+                "port=$((20000 + SLURM_JOB_ID % 10000))\ntorchrun --rdzv-endpoint $host:$port train.py",
+            ),
+            (
+                "url=tcp://\nurl+=$host\nurl+=:21234\nsrun python train.py --dist_url $url",
+                "srun python train.py --dist_url env://",
+            ),
+            ("srun python train.py --dist-url=tcp://node1:21234", "srun python train.py --init_method file:///tmp/x"),
+            (
+                'L="accelerate launch \\\n  --main_process_port 29522"\nC="$L train.py"\n$C',
+                'L="accelerate launch"\n$L train.py',
+            ),
+            (
+                "ARGS=(--nproc-per-node 2)\nARGS+=(--master-port 29533)\ntorchrun ${ARGS[@]} train.py",
+                "torchrun --standalone train.py",
+            ),
+        )
+    ),
+    Pair("N01", Case("--gres=gpu:4\n--nodes=1", "export MASTER_PORT=29500\n"), Case("--gres=gpu:4", "true\n")),
     Pair(
         "N02",
         Case(GPU, "export MASTER_PORT=$(shuf -i 30000-60000 -n 1)\nsrun python train.py\n"),
@@ -341,7 +504,7 @@ PAIRS: list[Pair] = [
     ),
     Pair(
         "X02",
-        Case(GPU, "export SINGULARITYENV_CUDA_VISIBLE_DEVICES=0\nsingularity exec --nv img.sif python train.py\n"),
+        Case(GPU, "export SINGULARITYENV_CUDA_VISIBLE_DEVICES=2,3\nsingularity exec --nv img.sif python train.py\n"),
         Case(GPU, "singularity exec --nv img.sif python train.py\n"),
     ),
     Pair(
@@ -453,5 +616,247 @@ PAIRS: list[Pair] = [
             "--nodes=4\n--no-kill",
             "export NUM_REPLICAS=4\nsrun -n1 torchft_lighthouse --min_replicas 3 &\nsrun python train.py\nwait\n",
         ),
+    ),
+    Pair(
+        "D34",
+        Case(GPU, "python train.py   # shoal: ignore G99\n"),
+        Case(GPU, "python train.py   # shoal: ignore G02\n"),
+    ),
+    Pair("D33", Case("--array=0-N"), Case("--array=0-9:2,20%4")),
+    Pair(
+        "G22",
+        Case("--nodes=1\n--ntasks-per-node=4\n--gpus-per-node=4\n--cpus-per-task=8", program=TRAINS),
+        Case(
+            "--nodes=1\n--ntasks-per-node=4\n--gpus-per-node=4\n--cpus-per-task=8",
+            "srun bash -c 'python train.py --seed $SLURM_PROCID'\n",
+            program=TRAINS,
+        ),
+    ),
+    Pair(
+        "G23",
+        Case("--nodes=1\n--ntasks=2", "mpirun -np 8 python train.py\n"),
+        Case("--nodes=1\n--ntasks=8", "mpirun -np 8 python train.py\n"),
+    ),
+    Pair(
+        "S17",
+        Case(GPU, "torchrun --standalone --nproc-per-node=$SLURM_GPUS_PER_NODE train.py\n"),
+        Case(GPU, "torchrun --standalone --nproc-per-node=${SLURM_GPUS_PER_NODE:-4} train.py\n"),
+    ),
+    *(
+        Pair("G24", _torchrun(nodes=2, words=f"--nnodes=2 --nproc-per-node=4 {words}"), good)
+        for good in [_torchrun(nodes=2, words=f"--nnodes=2 --nproc-per-node=4 {RENDEZVOUS}")]
+        for words in ("", "--master-addr=$HEAD", "--rdzv-endpoint=$HEAD:23456")
+    ),
+    Pair(
+        "G24",
+        _torchrun(nodes=2, words="--nnodes=$SLURM_NNODES --nproc-per-node=4"),
+        Case(
+            "--nodes=2\n--ntasks-per-node=1\n--gres=gpu:4",
+            "srun bash -c 'torchrun --nnodes=2 --node-rank=$SLURM_NODEID --master-addr=$H --nproc-per-node=4 t.py'\n",
+        ),
+    ),
+    Pair(
+        "G09",
+        Case("--gres=gpu:2", "torchrun train.py\n"),
+        Case("--gres=gpu:1", "torchrun train.py\n"),
+    ),
+    *(
+        Pair("G09", Case("--gres=gpu:2", "torchrun train.py\n"), Case("--gres=gpu:2", f"{line}\n"))
+        for line in (
+            "env PET_NPROC_PER_NODE=2 torchrun train.py",
+            'torchrun "$@"',
+            "torchrun $DIST train.py",
+            "CUDA_VISIBLE_DEVICES=0 torchrun --standalone eval.py",
+        )
+    ),
+    Pair(
+        "G24",
+        _torchrun(nodes=2, words="--nnodes=2 --nproc-per-node=4"),
+        Case(
+            "--nodes=2\n--ntasks-per-node=1\n--gres=gpu:4",
+            'srun bash -c "PET_NODE_RANK=\\$SLURM_NODEID torchrun --nnodes=2 --nproc-per-node=4 a.py"\n',
+        ),
+    ),
+    Pair(
+        "G09",
+        Case("--gres=gpu:2", "srun python -m torch.distributed.launch train.py\n"),
+        Case("--gres=gpu:2", "export PET_NPROC_PER_NODE=2\ntorchrun train.py\n"),
+    ),
+    # Further shapes of the mistakes above, and scripts that only look like them.
+    Pair(
+        "D02",
+        Case(raw=b"#!/bin/bash\n#SBTACH --gres=gpu:1\n#SBATH --mem=4G\npython train.py\n"),
+        Case(raw=b"#!/bin/bash\n#SBATCH --mem=4G\n##SBATCH --qos=high\n#PBS -l nodes=1\npython train.py\n"),
+    ),
+    Pair("D07", Case("--array=0-3\n--output=logs/%A/%a.out"), Case("--output=/somewhere/else/%j.out")),
+    Pair("D26", Case("--mem=4G\n--mem=8G"), Case("--mail-type=BEGIN\n--mail-type=END\n--exclude=a\n--exclude=a,b")),
+    Pair(
+        "D35", Case("", 'echo "open\npython train.py\n'), Case("", "IFS=$'\\n'\nx=$(printf $'it\\'s')\necho \"$'\"\n")
+    ),
+    Pair(
+        "G02",
+        Case("--ntasks=1\n--gres=gpu:4\n--cpus-per-task=32", "python train.py --devices 4 --strategy ddp\n"),
+        Case(
+            "--ntasks-per-node=4\n--nodes=1\n--gres=gpu:4\n--cpus-per-task=8",
+            "srun python train.py --devices 4 --strategy ddp\n",
+        ),
+    ),
+    Pair(
+        "G02",
+        Case("--ntasks=1\n--gres=gpu:4\n--cpus-per-task=32", "python train.py\n"),
+        Case(
+            "--ntasks=1\n--gres=gpu:4\n--cpus-per-task=32",
+            "python train.py\n",
+            program="from torch.multiprocessing import spawn\nspawn(work, nprocs=4)\n",
+        ),
+    ),
+    Pair(
+        "G10",
+        _torchrun(nodes=2),
+        _torchrun(nodes=2, words="--nnodes=$SLURM_NNODES --nproc-per-node=4 --rdzv-endpoint=$HEAD:$PORT"),
+    ),
+    Pair(
+        "G21",
+        Case(GPU, "python train.py\n", f"{TRAINS}torch.distributed.init_process_group('nccl')\n"),
+        Case(GPU, "torchrun --nproc-per-node=4 train.py\n", f"{TRAINS}torch.distributed.init_process_group('nccl')\n"),
+    ),
+    Pair(
+        "G21",
+        Case(GPU, "python train.py\n", f"{TRAINS}torch.distributed.init_process_group('nccl')\n"),
+        Case(
+            GPU,
+            "python train.py\n",
+            f"{TRAINS}import torch.multiprocessing as mp\nmp.spawn(f)\ntorch.distributed.init_process_group('gloo')\n",
+        ),
+    ),
+    Pair(
+        "G21",
+        Case(GPU, "python train.py\n", program="from transformers import Trainer\nTrainer(model).train()\n"),
+        Case(
+            GPU, "torchrun --nproc-per-node=4 train.py\n", program="from transformers import Trainer\nTrainer(model)\n"
+        ),
+    ),
+    Pair(
+        "R03",
+        Case("--signal=B:USR1@300", "python train.py\n"),
+        Case("--signal=B:USR1@300", "exec python train.py\n"),
+    ),
+    Pair(
+        "S05",
+        Case("--nodes=2\n--gpus-per-node=4", "srun -n1 python a.py &\nsrun -n1 python b.py &\nwait\n"),
+        Case(
+            "--nodes=2\n--gpus-per-node=4",
+            'for node in "${nodes[@]}"; do\n  srun -N1 -n1 -w "$node" python train.py &\ndone\nwait\n',
+        ),
+    ),
+    Pair(
+        "S07",
+        Case("", "module load cuda\nconda activate torch\npython train.py\n"),
+        Case("", "module load anaconda3/2023.3\nconda activate torch\npython train.py\n"),
+    ),
+    Pair("X01", Case(GPU, "export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5\npython train.py\n"), Case(GPU)),
+    Pair("X01", Case("--gres=gpu:1", "CUDA_VISIBLE_DEVICES=1 python train.py\n"), Case("--gres=gpu:1")),
+    # --- seen in public scripts
+    Pair(
+        "D35",
+        Case(GPU, "ip=`hostname\npython train.py\n"),
+        Case(GPU, "ip=`getent hosts \\`hostname\\` | cut -f1`\nfor h in `seq 0 3`; do\n  python train.py $h\ndone\n"),
+    ),
+    Pair(
+        "D01",
+        Case("", "export A=1\n#SBATCH --mem=4G\npython train.py\n"),
+        Case(
+            "", "x=1\n#SBATCH --mem=3g\ncat > job.sh <<EOF\n#!/bin/sh\n#SBATCH -n 1\npython a.py\nEOF\nsbatch job.sh\n"
+        ),
+    ),
+    Pair(
+        "G12",
+        Case("--nodes=2\n--ntasks-per-node=2", "python train.py\n"),
+        Case("--nodes=2\n--ntasks-per-node=2", 'RUN=mpiexec\nOPT="-iface ib0"\n$RUN $OPT -n 4 python train.py\n'),
+    ),
+    Pair(
+        "G13",
+        Case("--ntasks-per-node=4", "python sort_hosts.py\n"),
+        Case("--ntasks-per-node=4", "python sort_hosts.py\nmpirun -x A=1 ./all_reduce\n"),
+    ),
+    Pair(
+        "S01",
+        Case(GPU, "python train.py\nwait\n"),
+        Case(GPU, 'if [ -n "$A" ]; then\n  python train.py\nelse\n  echo none\nfi\n'),
+    ),
+    # A program that is told fewer GPUs than the node has; lists name indexes, and several programs share the GPUs.
+    *(
+        Pair("G09", Case(GPU, f"python train.py {bad}\n"), Case(GPU, f"{good}\n"))
+        for bad, good in (
+            ("--num_gpus 1", "python train.py --num_gpus 4"),
+            ("--cfg a.yaml --set NUM_GPUS 1 LR 0.1", "python train.py --gpus 0 1 2 3"),
+            ("trainer.devices=2", "python train.py --gpu 1"),
+            ("--n-gpus=1", "python train.py --gpus 1 &\npython train.py --gpus 3 &\nwait"),
+            ("--gpus 1", "python train.py --gpus=-1"),
+        )
+    ),
+    *(
+        Pair("G14", Case("--gres=gpu:0", f"python train.py {bad}\n"), Case("--gres=gpu:0", f"python train.py {good}\n"))
+        for bad, good in (("--gpu 0", "--gpu -1"), ("--device cuda", "--device cpu"), ("--use_cuda", "--lr 0.1"))
+    ),
+    # Words that only eval joins to commands.
+    Pair(
+        "S01",
+        Case(GPU, 'prepare="mkdir -p out; cd out;"\nall="$prepare torchrun $options train.py"\neval $all &\nwait\n'),
+        Case(GPU, 'all="cd out; python train.py"\neval $all\n'),
+    ),
+    *(
+        Pair("G12", Case("--nodes=2\n--gres=gpu:1", f"{line}\n"), Case("--nodes=1\n--gres=gpu:1", f"{line}\n"))
+        for line in (
+            "ipython -c 'run train.ipynb'",
+            "ipython train.py",
+            "papermill train.ipynb out.ipynb",
+            "jupyter nbconvert --to notebook --execute train.ipynb",
+        )
+    ),
+    Pair(
+        "G25",
+        Case("--nodes=2\n--gres=gpu:2", "srun --nodes=4 python train.py\n"),
+        Case("--nodes=4\n--gres=gpu:2", "srun -N 2 python train.py\n"),
+    ),
+    *(
+        Pair("S22", Case(GPU, f"{bad}\npython train.py\n"), Case(GPU, f"{good}\n"))
+        for bad, good in (
+            ("singularity exec --nv a.sif /bin/bash", "singularity exec --nv a.sif bash -c 'python train.py'"),
+            ("singularity shell --nv a.sif", "singularity exec a.sif bash <<E\npython train.py\nE\npython plot.py"),
+            ("srun --pty bash -i", "srun --pty bash train.sh\npython plot.py"),
+        )
+    ),
+    Pair(
+        "S23",
+        Case("--array=[1-3]\n--gres=gpu:1", "conda create -y -n x python\npython train.py\n"),
+        Case("--array=1-3\n--gres=gpu:1", "[ -d x ] || conda create -y -p x python\npython train.py\n"),
+    ),
+    Pair(
+        "S20",
+        Case(GPU, "python train.py \\\n  --lr 0.1\n> log.txt 2>&1\n"),
+        Case(GPU, "> log.txt\npython train.py \\\n  --lr 0.1 \\\n> log.txt 2>&1\n"),
+    ),
+    Pair(
+        "D14",
+        Case("--gres=gpu:2\n--ntasks-per-node=2\n--cpus-per-task=8\n--mem-per-cpu=100mb"),
+        Case("--gres=gpu:2\n--ntasks-per-node=2\n--cpus-per-task=8\n--mem-per-cpu=1000mb"),
+    ),
+    Pair("D33", Case("--array=(1-3)"), Case("--array=[1,3-9]%2")),
+    Pair(
+        "D01",
+        Case(GPU, "python train.py\n#SBATCH --signal=USR1@60\n"),
+        Case(GPU, "python train.py\n#SBATCH WARNING:\n#SBATCH: 2 warnings were found.\n"),
+    ),
+    Pair("D25", Case("--taskz=2"), Case("--tasks=2")),
+    Pair(
+        "G18",
+        Case("--gres=gpu:4\n--ntasks-per-node=4\n--cpus-per-task=2", "srun python train.py --num-workers 4\n"),
+        Case("--gres=gpu:4\n--ntasks-per-node=4\n--cpus-per-task=2", "torchrun train.py --num-workers 1\n"),
+    ),
+    Pair(
+        "N01",
+        Case(GPU, "python train.py --init tcp://127.0.0.1:23333\n"),
+        Case(GPU, "python train.py --init 23333\n"),
     ),
 ]

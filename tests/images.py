@@ -46,7 +46,7 @@ def why_not(*prefix: str) -> str | None:
     """Why a runtime cannot start anything on this machine, as it says itself; None if it can."""
     try:
         tried = subprocess.run(
-            prefix, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "USER": "somebody"}
+            prefix, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "USER": "somebody"}
         )
     except FileNotFoundError:
         return f"{prefix[0]} is not installed"

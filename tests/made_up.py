@@ -62,7 +62,7 @@ class MadeUp:
     def run(
         self,
         name: str,
-        state: str = "done",
+        state: str = "completed",
         *,
         out: bytes = b"",
         err: bytes = b"",
@@ -88,7 +88,7 @@ class MadeUp:
         experiment, stem = name.split("/")
         seed = stem.rsplit("_", 1)[-1]
         self._put(folder / "spec.1.json", {
-            "experiment": experiment, "stem": stem, "order": 0, "step": "train", "step_kind": "train",
+            "experiment": experiment, "stem": stem, "number": 0, "step": "train", "step_kind": "train",
             "seed": int(seed) if seed.isdigit() else None, "command": ["true"], "cwd": str(self.root),
             "output": "training", "params": params or {}, "tracker_id": "x",
         })  # fmt: skip
@@ -110,9 +110,11 @@ class MadeUp:
         self._put(submission / "send.0.outcome", {"kind": "accepted", "job_id": job_id})
         if state == "pending":
             return output
+        seconds = None if state == "running" else lasted
         start = {
             "attempt": attempt, "generation": 1, "revision": 1, "token": token, "t": began_at,
             "output_dir": str(output), "log_dir": str(output), "job_id": job_id, **me,
+            "allocation": self._put_allocation(submission, began_at, seconds, gpus, limit),
         }  # fmt: skip
         (output / f"attempt-{attempt}.out").write_bytes(out + err)
         if progress is not None:
@@ -127,11 +129,83 @@ class MadeUp:
             return output
         put_attempt(folder, attempt, start, {
             "attempt": attempt, "generation": 1, "revision": 1, "token": token, "output_dir": str(output),
-            "exit_code": 0 if state == "done" else 1, "success": state == "done", "began": began_at,
+            "exit_code": 0 if state == "completed" else 1, "success": state == "completed", "began": began_at,
             "ended": began_at + lasted, "duration_s": lasted, "host": HOST, "log_dir": str(output),
             "oom": state == "oom", "stopped_by": "cancelled" if state == "cancelled" else None, **(end or {}),
         })  # fmt: skip
         return output
+
+    @staticmethod
+    def _put_allocation(submission: Path, began: float, lasted: float | None, gpus: int, limit: int | None) -> str:
+        """The record of a job that waited a minute; one that runs is on this machine, so that Slurm is not asked."""
+        name = f"allocation.{'local' if lasted is None else 9}.0.1"
+        granted = {"nodes": 1, "gpus": gpus, "cpus": 8, "time_limit_s": limit, "submitted": began - 60}
+        lines = [f"begin {began}", f"granted {json.dumps({**granted, 'eligible': began - 60, 'started': began})}"]
+        lines += [] if lasted is None else [f"end {began + lasted}"]
+        (submission / name).write_text("\n".join(lines) + "\n")
+        return f"{submission.name}/{name}"
+
+    def pack(
+        self,
+        names: list[str],
+        *,
+        gpus: int,
+        begin: float,
+        end: float,
+        resizes: tuple[tuple[float, int], ...] = (),
+        eligible_s: float = 0.0,
+        submitted_s: float = 0.0,
+    ) -> str:
+        """The key of a pack that ended, still without attempts. Its begin and end count from now, all else from its
+        begin."""
+        token = "tok000000pack"
+        submission = Path(layout.submission_dir(self.home, token))
+        submission.mkdir(parents=True)
+        began, asked = self.now + begin, {"nodes": 1, "gpus": gpus, "cpus": 2 * gpus}
+        for index, name in enumerate(names):
+            folder, (experiment, stem) = Path(layout.run_dir(self.home, name)), name.split("/")
+            folder.mkdir(parents=True)
+            self._put(folder / "spec.1.json", {
+                "experiment": experiment, "stem": stem, "number": 0, "step": "train", "step_kind": "train", "seed": 0,
+                "command": ["true"], "cwd": str(self.root), "output": "training", "params": {}, "tracker_id": "x",
+            })  # fmt: skip
+            claim = {"token": token, "revision": 1, "index": index, "output_dir": "/o", "log_dir": "/o", "t": began}
+            self._put(folder / "submit.1.claim", claim)
+        self._put(submission / "submission.json", {
+            "token": token, "backend": "local", "cluster": "c", "job_name": f"pack.{token}", "runs": names, "t": began,
+            "time_limit_s": 3600, "layout": "pack", "asked": asked, **processes.own_identity(),
+        })  # fmt: skip
+        self._put(submission / "send.0.outcome", {"kind": "accepted", "job_id": "9"})
+        granted = {**asked, "time_limit_s": 3600, "started": began}
+        granted |= {"submitted": began + submitted_s, "eligible": began + eligible_s}
+        lines = [f"begin {began}", f"granted {json.dumps(granted)}"]
+        for t, left in resizes:
+            lines.append(f"resized {began + t} {json.dumps({'gpus': left, 'cpus': 2 * left})}")
+        (submission / "allocation.9.0.1").write_text("\n".join([*lines, f"end {self.now + end}"]) + "\n")
+        return f"{token}/allocation.9.0.1"
+
+    def packed_attempt(
+        self,
+        key: str,
+        name: str,
+        number: int,
+        begin: float,
+        lasted: float,
+        share: float = 1.0,
+        staged_s: float = 0.0,
+        gpu: str = "0",
+    ) -> None:
+        """An attempt of a run of `pack`; the last one of a run is its end."""
+        t, token = self.now + begin, key.partition("/")[0]
+        held = {"gpus": [gpu], "cpus": 2, "host": "n1", "slot": 0, "share": share}
+        about = {"generation": 1, "revision": 1, "token": token, "job_id": "9", "held": held}
+        start = {"t": t, "allocation": key, **about, **processes.own_identity()}
+        data = [{"name": "d", "source": "s", "ready_s": staged_s}] if staged_s else []
+        end = {"began": t, "ended": t + lasted, "duration_s": lasted, "exit_code": 0, "success": True, "data": data}
+        put_attempt(Path(layout.run_dir(self.home, name)), number, start, {"attempt": number, **about, **end})
+
+    def write_usage(self, name: str, use: dict[str, Any]) -> None:
+        self._put(Path(layout.run_dir(self.home, name)) / "attempt.1.use", use)
 
     def many(self, count: int, experiment: str = "001_many") -> None:
         """A sweep in the middle of its life: most done, some running, some failed in two ways."""
@@ -142,7 +216,7 @@ class MadeUp:
             elif number % 50 == 2:
                 self.run(name, "running", progress=f"{number % 100}/100")
             else:
-                self.run(name, "done")
+                self.run(name, "completed")
 
     @staticmethod
     def _put(path: Path, record: dict[str, Any]) -> None:
@@ -166,9 +240,9 @@ def picture(folder: Path, now: float = NOW) -> MadeUp:
     made = MadeUp(folder, now)
     (folder / "experiments" / "001_lr").mkdir(parents=True)
     for seed in range(3):
-        made.run(f"001_lr/000_train_{seed}", "done", metrics={"accuracy": 0.9 + seed / 100}, params={"lr": 0.1},
+        made.run(f"001_lr/000_train_{seed}", "completed", metrics={"accuracy": 0.9 + seed / 100}, params={"lr": 0.1},
                  use=usage(), lasted=1800 + seed * 60)  # fmt: skip
-        made.run(f"001_lr/001_train_{seed}", "done", metrics={"accuracy": 0.8 + seed / 100}, params={"lr": 0.01},
+        made.run(f"001_lr/001_train_{seed}", "completed", metrics={"accuracy": 0.8 + seed / 100}, params={"lr": 0.01},
                  use=usage(gpu=30.0, idle_s=600.0))  # fmt: skip
     oom = (
         b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'

@@ -39,7 +39,16 @@ int nvmlDeviceGetUtilizationRates(void *handle, unsigned *rates) {
 
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) {
     memory[0] = 80ull << 30;
-    memory[1] = 70ull << 30;
-    memory[2] = 10ull << 30;
+    memory[1] = 69ull << 30;
+    memory[2] = 11ull << 30; /* with what the driver reserves */
+    return 0;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(void *handle, unsigned long long *memory) {
+    if (*(unsigned *)memory != 0x2000028) return 25; /* version mismatch */
+    memory[1] = 80ull << 30;
+    memory[2] = 1ull << 30;
+    memory[3] = 69ull << 30;
+    memory[4] = 10ull << 30;
     return 0;
 }

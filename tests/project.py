@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from shoal.sandbox import Sandbox
 from waiting import wait_until
 
 SHOAL = Path(sys.executable).with_name("shoal")
-ENDED = ("done", "failed", "oom", "timeout", "preempted", "node_fail", "cancelled", "lost")
+ENDED = ("completed", "failed", "oom", "timeout", "preempted", "node_fail", "cancelled", "lost")
 
 TRAIN = """\
 import json, os, signal, sys, time
@@ -200,16 +201,33 @@ class Project:
         return {run["name"]: run for run in self.shoal("status", "--json", *which).json["runs"]}
 
     def wait(self, name: str, *states: str, deadline_s: float = 60) -> dict[str, Any]:
-        """Wait until a run is in one of these states (default: any that is an end), and return its record."""
+        """Wait until a run is in one of these states (default: any that is an end), and return its record.
+
+        A look costs as much processor time as many a run, so it is made when the run has written something, and for
+        what only Slurm knows now and then.
+        """
         wanted = states or ENDED
+        seen: list[str] | None = None
+        due = 0.0
 
         def look() -> dict[str, Any] | None:
-            run = self.status(name)[name]
+            nonlocal seen, due
+            names, asked = self._state_files(name), time.monotonic()
+            if names == seen and asked < due:
+                return None
+            seen, run = names, self.status(name)[name]
+            due = time.monotonic() + max(0.7, time.monotonic() - asked)
             if not states or run["state"] in wanted or run["state"] not in ENDED:
                 return run if run["state"] in wanted else None
-            raise AssertionError(f"{name} is {run['state']} ({run['cause']}), not {' or '.join(states)}")
+            raise AssertionError(f"{name} is {run['state']} ({run['reason']}), not {' or '.join(states)}")
 
-        return wait_until(look, deadline_s, f"{name} is {' or '.join(wanted)}", poll_s=0.2)
+        return wait_until(look, deadline_s, f"{name} is {' or '.join(wanted)}", poll_s=0.05)
+
+    def _state_files(self, name: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.home / "runs" / name))
+        except OSError:
+            return []
 
     def marks(self, name: str, what: str = "start") -> list[dict[str, Any]]:
         """What the program wrote down, in order; a line that is just being written is none yet."""
@@ -227,7 +245,7 @@ class Project:
     def records(self, name: str, kind: str) -> list[dict[str, Any]]:
         """Records of a run's state folder: records(name, "attempt.*.end")."""
         folder = self.home / "runs" / name
-        return [read_record(path) for path in sorted(folder.glob(kind))]
+        return [read_record(path) for path in sorted(folder.glob(kind)) if ".tmp-" not in path.name]
 
     def submissions(self) -> list[Path]:
         return sorted((self.home / "submissions").glob("*"))

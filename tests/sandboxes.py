@@ -10,4 +10,4 @@ CLI = [sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(m
 
 
 def shoal_sandbox(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*CLI, *words], env={**os.environ, **env}, capture_output=True, text=True, timeout=120)
+    return subprocess.run([*CLI, *words], env={**os.environ, **env}, capture_output=True, text=True, timeout=300)

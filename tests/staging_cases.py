@@ -64,7 +64,7 @@ class Gate:
 
         def copy(part: Any, number: int, buffer: memoryview) -> int:
             if not self._open:
-                assert self._allowed.acquire(timeout=30)
+                assert self._allowed.acquire(timeout=300)
             return plain(part, number, buffer)
 
         monkeypatch.setattr(file_copy._PartialFile, "copy", copy)

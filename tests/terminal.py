@@ -19,12 +19,14 @@ def run_in_terminal(
     folder: Path,
     *,
     typed: bytes = b"",
+    then: tuple[str, bytes] | None = None,
     columns: int = 80,
-    deadline_s: float = 60,
+    deadline_s: float = 300,
     base: Mapping[str, str] = os.environ,
     **env: str,
 ) -> str:
-    """What a command writes to a terminal of this width, when this is typed at its start."""
+    """What a command writes to a terminal of this width, when this is typed at its start; `then` is a text, and what
+    is typed once it was shown."""
     pid, fd = pty.fork()
     if pid == 0:
         os.chdir(folder)
@@ -42,6 +44,9 @@ def run_in_terminal(
                 if not block:
                     break
                 data += block
+                if then is not None and then[0].encode() in data:
+                    os.write(fd, then[1])
+                    then = None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "shoal"
 TEXT = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 #: `plan/submissions.py`, `plan/submissions.py:plan_submissions`, `tests/golden`, `kernel/`
-_FILE = re.compile(r"`((?:docs|tests)/[\w./-]+|[\w./-]+(?:\.py|\.md|/))(?::(\w+))?`")
+_FILE = re.compile(r"`((?:docs|tests|plugins)/[\w./-]+|[\w./-]+(?:\.py|\.md|/))(?::(\w+))?`")
 #: Directories of a user's project, which are not in this repository.
 _USER_DIRECTORIES = (".shoal/", "experiments/")
 PROJECT = """\
@@ -62,7 +62,7 @@ sys.exit(main(words))
 
 
 def _path(name: str) -> Path:
-    return ROOT / name if name.startswith(("src/", "docs/", "tests/", "CHANGELOG")) else SRC / name
+    return ROOT / name if name.startswith(("src/", "docs/", "tests/", "plugins/", "CHANGELOG")) else SRC / name
 
 
 @cache
@@ -134,6 +134,7 @@ def _calls(log: Path) -> list[tuple[str, str]]:
     return [(re.split(r"/src/shoal/|/shoal_agent/", path)[-1], function) for path, function in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heading", "side"), [("The submitting side", "command"), ("Inside the job", "job")])
 def test_a_traced_run_passes_the_walk_in_its_order(
     traced: dict[str, list[tuple[str, str]]], heading: str, side: str

@@ -37,7 +37,9 @@ def process(pid: int, begin: float, end: float, code: int | None = None, pause: 
     return "".join([f"{begin:.2f} {pid} host begin=11,10\n", *lines, *last])
 
 
-def counts_of(folder: Path, *lines: str, said: str = "done", looks: tuple[Look, ...] = (), **more: object) -> Counts:
+def counts_of(
+    folder: Path, *lines: str, said: str = "completed", looks: tuple[Look, ...] = (), **more: object
+) -> Counts:
     ledger = Ledger(folder / "ledger")
     (ledger.folder / RUN.replace("/", ".")).write_text("".join(lines))
     plan = Plan(1, [], [], {RUN: Work(5, 0, False)})

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import COMMANDS
+from shoal.views.report.costs import Holding, divide
+from shoal.views.report.gather import HOUR_WORDS, PART_WORDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -97,17 +99,23 @@ def execute(page: Path, folder: Path, *, sandboxes: Path | None = None) -> subpr
     return subprocess.CompletedProcess(page_run.args, page_run.returncode, out, err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         "getting-started.md",
+        "from-sbatch.md",
         "tutorial-lead.md",
+        "migrate.md",
         "tutorial-muloco.md",
         "tutorial-stages.md",
         "tutorial-data.md",
         "smoke.md",
         "pack.md",
+        "python.md",
         "shared-projects.md",
+        "trackers.md",
+        "hydra.md",
     ],
 )
 def test_a_newcomer_can_follow_the_page_without_slurm(name: str, tmp_path: Path) -> None:
@@ -120,17 +128,20 @@ def test_a_newcomer_can_follow_the_page_without_slurm(name: str, tmp_path: Path)
     "name",
     [
         "getting-started.md",
+        "from-sbatch.md",
         "tutorial-lead.md",
+        "migrate.md",
         "tutorial-stages.md",
         "switch.md",
         "tutorial-launch.md",
         "tutorial-muloco-launch.md",
+        "adopt.md",
     ],
 )
 def test_a_newcomer_can_follow_the_page_to_slurm(name: str, tmp_path: Path, sandboxes: Path) -> None:
     done = execute(ROOT / "docs" / name, tmp_path, sandboxes=sandboxes)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "submitted" in done.stdout
+    assert "submitted" in done.stdout or "adopted" in done.stdout
 
 
 @pytest.fixture
@@ -151,7 +162,7 @@ def take_down(home: Path) -> None:
 
 
 def test_the_page_of_defaults_tells_the_numbers_of_the_code() -> None:
-    from shoal.describe.steps import FOLLOW_UPS, Smoke
+    from shoal.describe.steps import DEFAULT_MAX_FOLLOW_UPS, Smoke
     from shoal.observe.queue_cache import INTERVAL_S
     from shoal.plan.generate import DEFAULT_REQUEST
     from shoal.plan.pack_queue import PackOptions
@@ -161,13 +172,13 @@ def test_the_page_of_defaults_tells_the_numbers_of_the_code() -> None:
     for text in (
         f"{smoke.steps} steps, {smoke.time_s // 60} minutes",
         f"{pack.retries} retries",
-        f"{pack.follow} jobs that continue",
+        f"{pack.max_follow_ups} jobs that continue",
         f"SIGTERM {pack.warn_s:g} s before the end, SIGKILL {pack.grace_s:g} s later",
         f"the last {flags['logs --lines']} lines",
         f"{flags['clean --keep']} checkpoints of each run",
         f"in the last {str(flags['clean --older-than']).removesuffix('d')} days",
-        f"{DEFAULT_REQUEST.nodes} node, {DEFAULT_REQUEST.gpus} GPUs per node",
-        f"`follow_ups` ({FOLLOW_UPS} once",
+        f"{DEFAULT_REQUEST.nodes} nodes, {DEFAULT_REQUEST.gpus} GPUs per node",
+        f"`max_follow_ups` ({DEFAULT_MAX_FOLLOW_UPS} once",
         f"once in {INTERVAL_S:g} s",
     ):
         assert text in page, text
@@ -180,3 +191,17 @@ def _default_of(name: str) -> object:
     parser = argparse.ArgumentParser()
     import_module(f"shoal.cli.{command}").configure(parser)
     return next(action.default for action in parser._actions if flag in action.option_strings)
+
+
+def test_the_page_of_hours_tells_what_the_code_computes() -> None:
+    minute = 60.0
+    run_a = Holding("A", 1, 60 * minute, 510 * minute, 1.0, 30 * minute, 0.8 * 450 * minute, 0.2 * 450 * minute)
+    run_b = Holding("B", 1, 60 * minute, 360 * minute, 1.0, 0.0, 0.6 * 300 * minute, 0.4 * 300 * minute)
+    run_c = Holding("C", 1, 370 * minute, 520 * minute, 1.0, wasted_s=30 * minute)
+    found = divide(0.0, 600 * minute, 2.0, 20 * 3600, [run_a, run_b, run_c])
+    columns = [found.by_run["A"], found.by_run["B"], found.by_run["C"], found.whole]
+    page = (ROOT / "docs/hours.md").read_text()
+    for name, word in {**HOUR_WORDS, **PART_WORDS}.items():
+        cells = [f"{getattr(one, name) / minute:.0f}" for one in columns]
+        assert f"| {word} | {' | '.join(cells)} |\n" in page
+        assert f"\n| {word} | " in page.partition("## A pack")[0], f"{word} is not explained"

@@ -138,11 +138,11 @@ def mosaic_random(folder: str) -> Any:
     return at_random(StreamingDataset(local=folder, batch_size=BATCH))
 
 
-def write_mosaic(source: str, goal: str) -> None:
+def write_mosaic(source: str, dest: str) -> None:
     _spare_torchvision()
     from streaming import MDSWriter
 
-    with MDSWriter(out=goal, columns={"jpg": "bytes", "cls": "int"}, size_limit=1 << 26, hashes=["xxh64"]) as out:
+    with MDSWriter(out=dest, columns={"jpg": "bytes", "cls": "int"}, size_limit=1 << 26, hashes=["xxh64"]) as out:
         for path, label in _files(source):
             out.write({"jpg": Path(path).read_bytes(), "cls": label})
 
@@ -151,10 +151,10 @@ def _one(item: tuple[str, int]) -> dict[str, Any]:
     return {"jpg": Path(item[0]).read_bytes(), "cls": item[1]}
 
 
-def write_litdata(source: str, goal: str) -> None:
+def write_litdata(source: str, dest: str) -> None:
     from litdata import optimize
 
-    optimize(fn=_one, inputs=_files(source), output_dir=goal, chunk_bytes=1 << 26, num_workers=2)
+    optimize(fn=_one, inputs=_files(source), output_dir=dest, chunk_bytes=1 << 26, num_workers=2)
 
 
 def _files(source: str) -> list[tuple[str, int]]:

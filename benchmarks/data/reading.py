@@ -24,20 +24,20 @@ _READERS = Path(__file__).with_name("readers.py")
 
 def shards() -> Path:
     """Our shards of the source, of 64 MB like the rivals'."""
-    goal = HOME / f"shards-{FILES}"
-    if not goal.exists():
-        shard_dataset(str(source()), str(goal), ShardSettings(shard_mb=64))
-    return goal
+    dest = HOME / f"shards-{FILES}"
+    if not dest.exists():
+        shard_dataset(str(source()), str(dest), ShardSettings(shard_mb=64))
+    return dest
 
 
 def rival(writer: str) -> Path:
-    goal = HOME / f"{writer}-{FILES}"
-    if not (goal / "done").exists():
-        shutil.rmtree(goal, ignore_errors=True)
+    dest = HOME / f"{writer}-{FILES}"
+    if not (dest / "done").exists():
+        shutil.rmtree(dest, ignore_errors=True)
         note(f"{writer} ...")
-        subprocess.run([str(RIVALS), str(_READERS), writer, str(source()), str(goal)], check=True, stdout=sys.stderr)
-        (goal / "done").touch()
-    return goal
+        subprocess.run([str(RIVALS), str(_READERS), writer, str(source()), str(dest)], check=True, stdout=sys.stderr)
+        (dest / "done").touch()
+    return dest
 
 
 def read(name: str, folder: Path, cold: bool = False, most: int = FILES) -> dict[str, Any]:

@@ -55,9 +55,9 @@ def _methods(what: str, latency_us: int, mb_per_s: float) -> None:
 
     def timed(name: str, base: Path, work: Callable[[Path, Path], float | None], scale: float = 1.0) -> float:
         warm(base)
-        with folder("to") as goal, slow(base.parent, latency_us, mb_per_s) as mount:
+        with folder("to") as dest, slow(base.parent, latency_us, mb_per_s) as mount:
             began = time.perf_counter()
-            first = work(mount / base.name, goal)
+            first = work(mount / base.name, dest)
             seconds = (time.perf_counter() - began) * scale
         faster = seconds / min(staged, seconds)
         row(name, seconds, "-" if first is None else f"{first:.2f}", floor / seconds, faster, load())
@@ -66,18 +66,18 @@ def _methods(what: str, latency_us: int, mb_per_s: float) -> None:
     for turn in (1, 2):
         staged = min(staged, timed(f"staging in a job (try {turn})", ours, _stage))
     timed("shoal data stage: its start, and fsync at the end", ours, _by_command)
-    timed("cp of the shards, one by one", ours, lambda place, goal: run(["cp", "-r", place, goal]))
+    timed("cp of the shards, one by one", ours, lambda place, dest: run(["cp", "-r", place, dest]))
     name = (
         f"cp -r of {len(some)} of {len(folders)} folders, scaled to all" if some != folders else "cp -r of the folder"
     )
     scale = len(folders) / len(some)
-    timed(name, files, lambda place, goal: run(["cp", "-r", *(place / one.name for one in some), goal]), scale)
+    timed(name, files, lambda place, dest: run(["cp", "-r", *(place / one.name for one in some), dest]), scale)
     timed("copy one tar, then extract it", tar, _copy_and_extract)
     print()
 
 
-def _stage(place: Path, goal: Path) -> float:
-    stage = Stage("bench", str(place), {"SHOAL_SCRATCH": str(goal)}, wait="first")
+def _stage(place: Path, dest: Path) -> float:
+    stage = Stage("bench", str(place), {"SHOAL_SCRATCH": str(dest)}, wait="first")
     began = time.perf_counter()
     stage.begin()
     stage.wait()
@@ -87,9 +87,9 @@ def _stage(place: Path, goal: Path) -> float:
     return first
 
 
-def _by_command(place: Path, goal: Path) -> None:
+def _by_command(place: Path, dest: Path) -> None:
     argv = [*_SHOAL, "data", "stage", str(place)]
-    subprocess.run(argv, env={**os.environ, "SHOAL_SCRATCH": str(goal)}, check=True, capture_output=True)
+    subprocess.run(argv, env={**os.environ, "SHOAL_SCRATCH": str(dest)}, check=True, capture_output=True)
 
 
 def _one_tar() -> Path:
@@ -100,9 +100,9 @@ def _one_tar() -> Path:
     return path.parent
 
 
-def _copy_and_extract(place: Path, goal: Path) -> None:
-    run(["cp", place / "data.tar", goal])
-    run(["tar", "xf", goal / "data.tar", "-C", goal])
+def _copy_and_extract(place: Path, dest: Path) -> None:
+    run(["cp", place / "data.tar", dest])
+    run(["tar", "xf", dest / "data.tar", "-C", dest])
 
 
 def _epochs(latency_us: int, mb_per_s: float) -> None:
@@ -115,8 +115,8 @@ def _epochs(latency_us: int, mb_per_s: float) -> None:
     heading("training", "first batch s", "epoch s", "max(compute, link) s", "ratio", "load")
     for name, rate in (("as fast as possible", None), ("model at 2,000 samples/s", 2000.0)):
         warm(ours)
-        with folder("to") as goal, slow(ours.parent, latency_us, mb_per_s) as mount:
-            first, seconds = _epoch(str(mount / ours.name), str(goal), rate)
+        with folder("to") as dest, slow(ours.parent, latency_us, mb_per_s) as mount:
+            first, seconds = _epoch(str(mount / ours.name), str(dest), rate)
         floor = max(size / mb_per_s / 1e6, FILES / rate if rate else 0)
         row(name, first, seconds, floor, seconds / floor, load())
     print()
@@ -168,8 +168,8 @@ def _jobs(latency_us: int, mb_per_s: float) -> None:
     """Eight jobs of one node at once, each its own process; then one more on the warm node."""
     ours = shards()
     warm(ours)
-    with folder("to") as goal, slow(ours.parent, latency_us, mb_per_s) as mount:
-        env = {**os.environ, "SHOAL_SCRATCH": str(goal)}
+    with folder("to") as dest, slow(ours.parent, latency_us, mb_per_s) as mount:
+        env = {**os.environ, "SHOAL_SCRATCH": str(dest)}
         argv = [*_SHOAL, "data", "stage", str(mount / ours.name), "--json"]
         began = time.perf_counter()
         jobs = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE) for _ in range(8)]

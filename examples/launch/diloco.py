@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--sync-every", type=int, default=4, help="inner steps in each")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between inner steps")
     parser.add_argument(
-        "--hang", default="", help="REPLICA:ROUND: this replica stands still from there on in its first try"
+        "--hang", default="", help="REPLICA:ROUND: this replica stands still from there on in its first attempt"
     )
     args = parser.parse_args()
 
@@ -68,7 +68,7 @@ def main() -> None:
     say(rank, what="start", round=manager.current_step(), lighthouse=os.environ["TORCHFT_LIGHTHOUSE"])
     truth, seen = torch.arange(4.0), 0
     which, _, at = args.hang.partition(":")
-    hangs = which == str(REPLICA) and ".try-1." in os.environ.get("SHOAL_UNIT", "")
+    hangs = which == str(REPLICA) and ".attempt-1." in os.environ.get("SHOAL_RANK_GROUP", "")
     with DiLoCo(manager, [model], inner, outer, sync_every=args.sync_every, pin_memory=False):
         while manager.current_step() < args.rounds:
             before = manager.current_step()

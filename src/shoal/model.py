@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,11 @@ from shoal.errors import InputError
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 SCHEMA = 1
+#: Variables that LEAD's scripts and programs read: names of the run, so no part of its identity.
+EXPERIMENT_VARIABLES = (
+    "EXPERIMENT_NAME", "SCRIPT_NAME", "EXPERIMENT_SEED", "SLURM_JOB_DATE", "EXPERIMENT_RUN_ID", "EXPERIMENT_RUN_DIR",
+    "TRAINING_OUTPUT_DIR", "EVALUATION_OUTPUT_DIR",
+)  # fmt: skip
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -41,9 +47,9 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             msgspec.structs.force_setattr(self, "gpus", 1)
         if self.gpu_share is not None and not 0 < self.gpu_share < 1:
             raise InputError(f"a share of a GPU is between 0 and 1, not {self.gpu_share}")
-        for name, least in (("nodes", 1), ("gpus", 0), ("cpus", 1)):
+        for name, minimum in (("nodes", 1), ("gpus", 0), ("cpus", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and value < minimum:
                 raise InputError(f"a request cannot have {name} = {value}")
         if self.gpu_type is not None and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.gpu_type) is None:
             raise InputError(f"{self.gpu_type!r} is not the name of a GPU type")
@@ -84,7 +90,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     replicas_per_node: int | None = None
     nodes_per_replica: int | None = None
     min_replicas: int | None = None
-    finish: int | None = None
+    min_finished: int | None = None
     restarts: int | None = None
     run_restarts: int | None = None
     backoff_s: float | None = None
@@ -135,24 +141,32 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     and what its step says about them later holds for later attempts.
     `start_from` is the checkpoint that the user named as input, as in post-training; a run that they named instead is
     `start_parent`, because its newest checkpoint may be another one tomorrow.
-    `metrics` are names that its log prints with a value.
+    `metrics` are names that its log prints with a value; `metric` is the one that its sweep file compares runs by, with
+    its `mode` if that says one.
     `sweep` is the base name of the sweep that the run belongs to; `derived` names the `params` that follow from others;
-    `cost` is its relative duration and `search` how losers are stopped, for whoever packs; `survive` is the step's
-    policy for what clusters do.
-    `parents` are runs that must be done first; `start_parent` is the one of them to start from.
+    `cost` is its relative duration and `early_stopping` how losers are stopped, both for packs; `search` is set for a
+    trial of a search, whose `params` are completed when it starts (job/sampler.py); `recovery` is the
+    step's policy for what clusters do.
+    `parents` are runs that must complete first; `start_parent` is the one of them to start from.
+    `script` is set for a batch script: what the job needs to know of it (describe/script_runs.py).
+    `function` is set for a Python function: which one, the digest of its code, its defaults (functions/call_runs.py).
+    `subdir` is where in the project its command starts, for one that was given in a directory below the root.
+    `adopted`: its command is the script of a job that shoal did not submit, and starts in `cwd` itself, never in a copy
+    of the code.
     `smoke` says after how many steps a smoke run has passed; `replacement` which run it takes over, and after which
     step.
     """
 
     experiment: str
     stem: str
-    order: int | None
+    number: int | None = None
     step: str
     step_kind: str
     seed: int | None
     command: list[str]
     cwd: str
     output: str
+    subdir: str = ""
     args: list[str] = []
     params: dict[str, Any] = {}
     env: dict[str, str] = {}
@@ -160,6 +174,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     resume_args: list[str] | None = None
     resumes: str = ""
     metrics: list[str] = []
+    metric: dict[str, str] = {}
     start_from: str | None = None
     launch: str = "process"
     launch_settings: LaunchSettings = LaunchSettings()
@@ -170,20 +185,39 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sweep: str | None = None
     derived: list[str] = []
     cost: float | None = None
+    early_stopping: dict[str, Any] = {}
     search: dict[str, Any] = {}
-    survive: dict[str, Any] = {}
+    recovery: dict[str, Any] = {}
     parents: list[str] = []
     start_parent: str | None = None
     data: dict[str, dict[str, str]] = {}
     smoke: dict[str, Any] = {}
     replacement: dict[str, Any] = {}
+    script: dict[str, Any] = {}
+    function: dict[str, Any] = {}
+    adopted: bool = False
     revision: int = 1
     tracker_id: str = ""
     schema: int = SCHEMA
 
     @property
+    def all_params(self) -> dict[str, Any]:
+        """The parameters as tables show them: with the defaults of a function, which are no part of its runs' names."""
+        return {**self.function.get("defaults", {}), **self.params}
+
+    @property
     def name(self) -> str:
         return f"{self.experiment}/{self.stem}"
+
+    @property
+    def start_dir(self) -> str:
+        """Where its command starts, before its code is copied."""
+        return os.path.join(self.cwd, self.subdir)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its command starts in the user's own directory, never in a copy of the code: a batch script does."""
+        return bool(self.script) or self.adopted
 
     @property
     def digest(self) -> str:
@@ -196,17 +230,22 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {
             **({"launch_settings": settings} if settings else {}),
             **({"parents": [*self.parents, self.start_parent]} if self.parents else {}),
+            **({"subdir": self.subdir} if self.subdir and not self.function else {}),
             "name": self.name,
             "step_kind": self.step_kind,
             "seed": self.seed,
             "command": self.command,
             "args": self.args,
-            "params": self.params,
-            "env": self.env,
+            # What a search has chosen is no part of what was asked for.
+            "params": {n: v for n, v in self.params.items() if n not in searched_names(self.search)},
+            "env": {name: value for name, value in self.env.items() if name not in EXPERIMENT_VARIABLES},
             "start_from": self.start_from,
             "launch": self.launch,
             **({"data": self.data} if self.data else {}),
             **({"image": self.container.image} if self.container.image else {}),
+            **({"script": self.script["digest"], "cwd": self.cwd, "command": []} if self.script else {}),
+            # Not its interpreter and not the bytes of a pickle: those differ between two kernels that run one cell.
+            **({"command": [], "function": self.function["name"]} if self.function else {}),
         }
 
     def work(self) -> str:
@@ -224,12 +263,19 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What a run starts from; and the same without its seed and the number that goes with it: 011_pretrain_1 is for
         seed 1 what 010_pretrain_0 is for seed 0."""
         start = re.sub(r"\b\d{8}_\d{6}\b", "{time}", f"{self.start_from or ''} {self.start_parent or ''}".strip())
-        seeded = re.sub(
+        if not start or self.seed is None:
+            return start, start
+        seeded = re.sub(  # a pattern of its own for each seed, which takes long to compile
             rf"(?<!\d)(\d+)(_[^/]*)_{self.seed}(?=/|\Z)",
             lambda match: f"{int(match[1]) - (self.seed or 0)}{match[2]}_{{seed}}",
             start,
         )
-        return start, seeded if self.seed is not None else start
+        return start, seeded
+
+
+def searched_names(search: Mapping[str, Any]) -> set[str]:
+    """The parameters of a trial that are known when it starts."""
+    return {*search.get("space", ()), *search.get("drawn", {}).get("derived", ())}
 
 
 def have_same_start(starts: Sequence[tuple[str, str]]) -> bool:
@@ -256,7 +302,7 @@ class StateTraits(NamedTuple):
     in_slurm_queue:   its job waits in Slurm
     needs_attention:  active, but perhaps not without a person
     ended:            nothing more happens, unless a command or Slurm starts it again
-    failed:           it ended badly: nobody meant it to end so. A person cancels, a search stops: those are meant
+    failed:           it ended as no command asked for. A person cancels, early stopping stops: those are meant
     as_meant:         it ended as whoever submitted it wanted
     by_exit_code:     its program ended by itself, and its exit code decided which state it is
     interrupted:      a person or the cluster ended it in the middle, so nothing is known about its program
@@ -278,12 +324,12 @@ class StateTraits(NamedTuple):
 STATE_TABLE = {
     "new": StateTraits(),
     "pending": StateTraits(active=True, in_slurm_queue=True),
-    "queued": StateTraits(active=True),
+    "waiting": StateTraits(active=True),
     "running": StateTraits(active=True),
-    "stuck": StateTraits(active=True, in_slurm_queue=True, needs_attention=True),
+    "blocked": StateTraits(active=True, in_slurm_queue=True, needs_attention=True),
     "unknown": StateTraits(active=True, needs_attention=True),
     "cancelled": StateTraits(ended=True, interrupted=True),
-    "done": StateTraits(ended=True, as_meant=True, by_exit_code=True),
+    "completed": StateTraits(ended=True, as_meant=True, by_exit_code=True),
     "failed": StateTraits(ended=True, failed=True, by_exit_code=True),
     "lost": StateTraits(ended=True, failed=True, interrupted=True, may_return=True),
     "node_fail": StateTraits(ended=True, failed=True, interrupted=True),
@@ -297,7 +343,7 @@ ACTIVE_STATES = frozenset(state for state, traits in STATE_TABLE.items() if trai
 QUEUED_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.in_slurm_queue)
 ATTENTION_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.needs_attention)
 ENDED_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.ended)
-#: Ended badly: shown as an error, and what `retry` starts again unless it is told otherwise.
+#: Shown as an error, and what `retry` starts again unless it is told otherwise.
 FAILED_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.failed)
 SUCCESSFUL_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.as_meant)
 EXIT_CODE_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.by_exit_code)
@@ -305,6 +351,16 @@ INTERRUPTED_STATES = frozenset(state for state, traits in STATE_TABLE.items() if
 #: Ended for good, so that what belongs to the run may be cleaned up.
 FINAL_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.ended and not traits.may_return)
 #: What `retry --state` may name.
-RETRYABLE_STATES = ENDED_STATES - {"done"}
-#: Words of --state that stand for several states.
-STATE_GROUPS = {"live": ACTIVE_STATES, "active": ACTIVE_STATES, "ended": ENDED_STATES, "bad": FAILED_STATES}
+RETRYABLE_STATES = ENDED_STATES - {"completed"}
+#: Words of --state that stand for several states; `failed` is every failed state, and --cause selects one of them.
+STATE_GROUPS = {"active": ACTIVE_STATES, "ended": ENDED_STATES, "failed": FAILED_STATES}
+#: Causes that an end record tells apart where the state of the run is `failed` (job/recovery.py).
+PROGRAM_CAUSES = ("cuda_oom", "bad_result")
+#: Every cause, the class of a failure: what `status --json` shows and `retry --cause` takes. The state of a failed run,
+#: or one of the finer PROGRAM_CAUSES.
+CAUSES = (*(state for state in STATE_TABLE if state in FAILED_STATES), *PROGRAM_CAUSES)
+
+
+def state_verb(state: str) -> str:
+    """A state as the verb of a sentence about a run: "failed", "is pending"."""
+    return state if state in EXIT_CODE_STATES else f"is {state}"

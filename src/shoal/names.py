@@ -1,7 +1,9 @@
 """One name for the Slurm job, the output directory, the logs, the tracker run and the state directory.
 
     experiments/001_example/000_pretrain1_0.sh
-                └experiment └stem: order 000, step pretrain1, seed 0
+                └experiment └stem: number 000, step pretrain1, seed 0
+
+The directory experiments/ may be anywhere below the project's root: slurm/experiments/001_example/000_pretrain1_0.sh.
 
 A name holds only characters that Slurm, file systems and trackers accept. A real name with others is slugged: the bad
 characters become "-" and eight characters of its hash are added, so two real names never have the same slug.
@@ -13,6 +15,7 @@ import hashlib
 import os
 import re
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,9 +25,11 @@ from shoal.kernel import TOKEN_LENGTH, TOKEN_LETTERS
 #: Slurm's accounting cuts job names at 255 bytes and W&B ids at 128 characters; token and hash have to fit as well.
 MAX_COMPONENT = 80
 MAX_NAME = 110
+#: At the end of the name of a smoke run.
+SMOKE_SUFFIX = "_smoke"
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
-_STEM = re.compile(r"(?P<order>\d+)_(?P<step>.+?)(?:_(?P<seed>\d+))?", re.ASCII)
+_STEM = re.compile(r"(?P<number>\d+)_(?P<step>.+?)(?:_(?P<seed>\d+))?", re.ASCII)
 _EXPERIMENT = re.compile(r"\d+_.+", re.ASCII)
 _JOB_TOKEN = re.compile(rf"\.([{TOKEN_LETTERS}]{{{TOKEN_LENGTH}}})(?:-\d+)?\Z", re.ASCII)
 
@@ -36,23 +41,26 @@ class ScriptName(NamedTuple):
 
     experiment: str
     stem: str
-    order: int | None
+    number: int | None
     step: str
     seed: int | None
     title: str | None
 
 
 def parse_script_path(path: Path, root: Path) -> ScriptName:
-    """Read experiment, order, step and seed from a path under `root`/experiments/; anything else is an InputError."""
+    """Read experiment, number, step and seed from a path with experiments/EXPERIMENT/FILE at its end, below `root`;
+    anything else is an InputError."""
     # Through a link the same folder has two paths; the script itself may be a link to a shared one and keeps its name.
     real = Path(os.path.realpath(path.parent)) / path.name
-    try:
-        parts = real.relative_to(os.path.realpath(root / "experiments")).parts
-    except ValueError:
+    parts = real.relative_to(os.path.realpath(root)).parts if real.is_relative_to(os.path.realpath(root)) else ()
+    if "experiments" not in parts[:-1]:
         raise InputError(
-            f"{path} is not under {root / 'experiments'}",
+            f"{path} is not in a directory experiments/ of {root}",
             hint=f"mkdir -p {root / 'experiments' / '001_example'}  # and move the script there",
-        ) from None
+        )
+    at = len(parts) - 1 - parts[::-1].index("experiments")
+    _refuse_second_place(path, root, parts, at)
+    parts = parts[at + 1 :]
     if len(parts) != 2:
         raise InputError(f"{path} must be in a folder of its experiment", hint=_NAMING_HINT)
     folder, stem = parts[0], Path(parts[1]).stem
@@ -66,16 +74,23 @@ def parse_script_path(path: Path, root: Path) -> ScriptName:
     title = None if (safe_experiment, safe_stem) == (folder, stem) else f"{folder}/{stem}"
     seed = match["seed"]
     return ScriptName(
-        safe_experiment, safe_stem, int(match["order"]), match["step"], None if seed is None else int(seed), title
+        safe_experiment, safe_stem, int(match["number"]), match["step"], None if seed is None else int(seed), title
     )
 
 
+def _refuse_second_place(path: Path, root: Path, parts: Sequence[str], at: int) -> None:
+    """A script of the same name in the root's own experiments/ would be the same run."""
+    other = root.joinpath(*parts[at:])
+    if at and other.exists():
+        raise InputError(f"{path} and {other} have the same name, so they would be one run", hint="rename one of them")
+
+
 def parse_stem(stem: str) -> tuple[int | None, str, int | None]:
-    """Order, step and seed of a name that is no path: 000_train_0 says all three, plain train only the step."""
+    """Number, step and seed of a name that is no path: 000_train_0 says all three, plain train only the step."""
     match = _STEM.fullmatch(stem)
     if match is None:
         return None, stem, None
-    return int(match["order"]), match["step"], None if match["seed"] is None else int(match["seed"])
+    return int(match["number"]), match["step"], None if match["seed"] is None else int(match["seed"])
 
 
 def stem_with_seed(stem: str, seed: int) -> str:

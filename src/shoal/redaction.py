@@ -6,8 +6,9 @@ a webhook, a connection string, a token with a known beginning.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from shoal.errors import InputError
@@ -38,7 +39,7 @@ _SECRET_VALUE = regex(
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{15,}|\bhf_[A-Za-z0-9]{20,}|\bsk-(?=[\w-]*\d)[\w-]{20,}"
     r"|\bxox[abprs]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-    r"|(?i:\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)(?![$<{*])[^\s\"'<>]{3,}"
+    r"|(?i:\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)(?![$<{*])(?=\S*\d|\S{12})[^\s\"'<>]{3,}"
 )
 _CONNECTION_STRING = regex(r"\b(password|pwd|accountkey|sharedaccesskey)\s*=\s*([^;\s]{4,})\s*(?=;|$)", re.IGNORECASE)
 #: In other people's text: api_key = "...", --password X, "token": "...".
@@ -69,12 +70,13 @@ _REDACTED = "***"
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether a variable's name, or the shape of its value, says that the value is for nobody else."""
+    """Whether a variable's name, or the layout of its value, says that the value is for nobody else."""
     return (bool(_SECRET_NAME.search(name)) and not _HARMLESS_NAME.match(name)) or has_secret(value)
 
 
+@functools.lru_cache(10_000)
 def has_secret(text: str) -> bool:
-    """Whether a text holds a secret that can be told by its shape alone."""
+    """Whether a text holds a secret that can be told by its layout alone."""
     return bool(
         _URL_CREDENTIALS.search(text) or _SECRET_VALUE.search(text) or (";" in text and _CONNECTION_STRING.search(text))
     )
@@ -86,7 +88,7 @@ def is_secret_file(name: str) -> bool:
 
 
 def redact(text: str, secrets: Mapping[str, str]) -> str:
-    """A text without these secrets (value -> name), and without those that can be told by their shape or by the word
+    """A text without these secrets (value -> name), and without those that can be told by their layout or by the word
     before them."""
     return _ASSIGNMENT.sub(lambda match: f"{match[1]}{match[2]}{_REDACTED}", redact_page(text, secrets))
 
@@ -115,12 +117,20 @@ def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def refuse_leaks(spec: RunSpec, secrets: Mapping[str, str]) -> None:
-    """Refuse a run whose arguments or settings contain one of these secrets (value -> name), or look like a secret."""
+def refuse_leaks(specs: Iterable[RunSpec], environ: Mapping[str, str]) -> None:
+    """Refuse runs whose arguments or settings contain a secret of this environment, or look like one."""
+    secrets = secret_values(environ)
+    for spec in specs:
+        _refuse_leaks_of(spec, secrets)
+
+
+def _refuse_leaks_of(spec: RunSpec, secrets: Mapping[str, str]) -> None:
     words = (*spec.command, *spec.args, *(spec.resume_args or ()))
     places = [("an argument", word) for word in words]
     places += [(f"the variable {name}", value) for name, value in spec.env.items()]
     places += [("an sbatch flag", word) for word in spec.flags]
+    if spec.function:
+        places += [(f"the parameter {name}", value) for name, value in spec.params.items() if isinstance(value, str)]
     for place, text in places:
         for value, name in secrets.items():
             if value in text:
@@ -144,16 +154,20 @@ def _refuse_leak(what: str) -> None:
 def _secret_flags(words: Sequence[str]) -> Iterator[str]:
     """Flags and settings of a command line with a secret behind them: --api-key X, --password=X, logger.api_key=X."""
     for at, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if not equals:
-            value = words[at + 1] if word.startswith("-") and at + 1 < len(words) else ""
-        plain = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
-        # --token may also be one of a tokenizer; behind a name that says it, a short value is secret too.
-        least = _MIN_LENGTH if plain.lower() == "token" else 1
-        is_value = len(value) >= least and not _PLAIN_VALUE.match(value) and (equals or not value.startswith("-"))
-        if is_value and _SECRET_FLAG.search(plain) and " " not in name:
-            yield name
-        yield from (match[1] for match in _MAPPING_ENTRY.finditer(word) if not _PLAIN_VALUE.match(match[2]))
+        yield from _secret_flags_in(word, words[at + 1] if word.startswith("-") and at + 1 < len(words) else "")
+
+
+@functools.lru_cache(10_000)
+def _secret_flags_in(word: str, following: str) -> tuple[str, ...]:
+    """Kept, because thousands of runs of a sweep have the same words."""
+    name, equals, value = word.partition("=")
+    value = value if equals else following
+    plain = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
+    # --token may also be one of a tokenizer; behind a name that says it, a short value is secret too.
+    min_length = _MIN_LENGTH if plain.lower() == "token" else 1
+    is_value = len(value) >= min_length and not _PLAIN_VALUE.match(value) and (equals or not value.startswith("-"))
+    entries = (match[1] for match in _MAPPING_ENTRY.finditer(word) if not _PLAIN_VALUE.match(match[2]))
+    return (*([name] if is_value and _SECRET_FLAG.search(plain) and " " not in name else ()), *entries)
 
 
 def secrets_file_hint(name: str) -> str:

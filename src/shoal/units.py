@@ -125,13 +125,24 @@ def natural_sort_key(text: object) -> tuple[list[str | float], str]:
     return [float(word) if at % 2 else word for at, word in enumerate(words)], str(text)
 
 
-def shorten_list(words: Iterable[str], most: int, link: str = ", ") -> str:
+def shorten_list(words: Iterable[str], max_words: int, link: str = ", ") -> str:
     """The first words of a list, and how many are left: "a, b, c and 4 more"."""
     every = list(words)
-    left = len(every) - most
-    return link.join(every[:most]) + (f" and {left:,} more" if left > 0 else "")
+    left = len(every) - max_words
+    return link.join(every[:max_words]) + (f" and {left:,} more" if left > 0 else "")
 
 
 def plural(count: int, noun: str) -> str:
     """1 GPU, 2 GPUs, 1,200 runs."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_indices(indices: Iterable[int], text: str = "%d") -> str:
+    """0,1,2,5 -> "0-2,5", as sbatch --array takes it; each number as `text` formats it."""
+    parts: list[list[int]] = []
+    for index in indices:
+        if parts and index == parts[-1][1] + 1:
+            parts[-1][1] = index
+        else:
+            parts.append([index, index])
+    return ",".join(text % a if a == b else f"{text % a}-{text % b}" for a, b in parts)

@@ -160,6 +160,7 @@ def test_a_bad_value_or_word_is_named(words: list[str], sentence: str) -> None:
     assert sentence in caught.value.message
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(st.one_of(st.text(max_size=12), st.sampled_from(["-c", "--gres=gpu:", "-N", "--time=", "-Hk", "--x"]))))
 def test_any_words_give_flags_or_an_input_error_and_parse_again_to_the_same(words: list[str]) -> None:

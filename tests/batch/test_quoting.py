@@ -87,7 +87,7 @@ def read_back(values: list[str], folder: Path) -> list[str]:
     lines = [sbatch_line(name, value) for name, value in zip(SHOWN, values, strict=False)]
     script = folder / "job.sh"
     script.write_text("#!/bin/bash\n" + "\n".join(lines) + "\ntrue\n")
-    done = subprocess.run(["sbatch", "-vv", "--test-only", str(script)], capture_output=True, timeout=60,
+    done = subprocess.run(["sbatch", "-vv", "--test-only", str(script)], capture_output=True, timeout=300,
                           env={"SLURM_CONF": str(conf), "PATH": "/usr/bin:/bin"})  # fmt: skip
     said = done.stderr.decode()
     found = dict(re.findall(r"^sbatch: ([a-z-]+) +: ([^\n]*)$", said, re.MULTILINE))

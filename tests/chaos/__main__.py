@@ -111,7 +111,7 @@ def _drive(world: World, launcher: Launcher, people: People, plan: Plan, deadlin
 
 def _is_final(said: Said | None, code: int) -> bool:
     """A run that fails on purpose may also have failed because it was killed: its exit code tells."""
-    return said is not None and (said.state == "done" if code == 0 else said == ("failed", code))
+    return said is not None and (said.state == "completed" if code == 0 else said == ("failed", code))
 
 
 def faults_of(counts: Counts) -> str:

@@ -95,7 +95,7 @@ def _judge_ends(
         counts.twice += len(ends) - 1 - excused
         if len(ends) > 1:
             counts.notes.append(f"{run}: {len(ends)} times to the end, {excused} of them killed before the record")
-    if said.state != ("done" if expected == 0 else "failed"):
+    if said.state != ("completed" if expected == 0 else "failed"):
         counts.wrong_state += 1
         counts.notes.append(f"{run}: told {said.state}, its program ended with {ends[-1].exit_code}")
     elif said.exit_code != expected:

@@ -17,10 +17,10 @@ from ledger import keeping_ledger
 from project import SHOAL, Project
 
 LAYOUTS = {
-    "001_jobs": ("--shape", "job", "--on", "here"),
-    "002_array": ("--shape", "array", "--on", "here"),
-    "003_pack": ("--shape", "pack", "--slots", "2", "--time", "5m", "--on", "here"),
-    "004_pilots": ("--shape", "pilots", "--pilots", "2", "--slots", "1", "--time", "5m", "--on", "here"),
+    "001_jobs": ("--layout", "job", "--on", "here"),
+    "002_array": ("--layout", "array", "--on", "here"),
+    "003_pack": ("--layout", "pack", "--slots", "2", "--time", "5m", "--on", "here"),
+    "004_pilots": ("--layout", "pilots", "--pilots", "2", "--slots", "1", "--time", "5m", "--on", "here"),
     "005_local": ("--on", "local"),
 }
 RUNS_EACH = {"001_jobs": 4, "002_array": 4, "003_pack": 4, "004_pilots": 4, "005_local": 2}
@@ -34,7 +34,7 @@ setup = "export SHOAL_LEASE_S={lease} SHOAL_GRACE_S=2 LD_PRELOAD={library} CHAOS
 command = [{python}, "-S", {program}, "plan", "save"]
 checkpoint = "model_*.pth"
 """
-PAGE = 'step = "work"\nseeds = "0-{last}"\n[request]\ntime = "5m"\nmemory = "50M"\n'
+SWEEP_FILE = 'step = "work"\nseeds = "0-{last}"\n[request]\ntime = "5m"\nmemory = "50M"\n'
 
 
 class Said(NamedTuple):
@@ -71,7 +71,7 @@ class ShoalLauncher:
         }
         project = keeping_ledger(Project(world.disk, world.sandbox, toml=TOML.format(**words)), world.ledger)
         for layout, count in RUNS_EACH.items():
-            project.write(f"experiments/{layout}/000_work.toml", PAGE.format(last=count - 1))
+            project.write(f"experiments/{layout}/000_work.toml", SWEEP_FILE.format(last=count - 1))
         project.env.update(SHOAL_LEASE_S=str(LEASE_S), SHOAL_SUBMIT_GRACE_S="12", SHOAL_GRACE_S="2")
         self.root = project.root
         self.env = project.env

@@ -1,4 +1,4 @@
-"""A launcher as many people write it: a loop over sbatch, a file with the job's id, a marker when the run is done.
+"""A launcher as many people write it: a loop over sbatch, a file with the job's id, a marker when the run completed.
 
 python naive.py FOLDER CONFIG submit|status|cancel [RUN]
 """
@@ -21,7 +21,7 @@ def main() -> None:
         subprocess.run(["scancel", read(folder / slug(sys.argv[4])) or "0"], check=False)
     else:
         for run in config["runs"]:
-            if state_of(folder, run, live_jobs())[0] not in ("done", "running"):
+            if state_of(folder, run, live_jobs())[0] not in ("completed", "running"):
                 submit(folder, run, config)
 
 
@@ -42,7 +42,7 @@ def state_of(folder: Path, run: str, live: set[str]) -> tuple[str, int | None]:
     if job in live:
         return "running", None
     if code := read(folder / f"{slug(run)}.code"):
-        return ("done" if code == "0" else "failed"), int(code)
+        return ("completed" if code == "0" else "failed"), int(code)
     return ("lost" if job else "new"), None
 
 

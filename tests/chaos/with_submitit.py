@@ -29,7 +29,7 @@ def main() -> None:
         executor = submitit.SlurmExecutor(folder=folder / "jobs", python=sys.executable)
         executor.update_parameters(mem="50MB", time=5)
         for run in config["runs"]:
-            if state_of(folder, run)[0] not in ("done", "running"):
+            if state_of(folder, run)[0] not in ("completed", "running"):
                 argv = [config["python"], "-S", config["program"], "plan"]
                 job = executor.submit(work, argv, {**config["env"], "RUN_NAME": run})
                 (folder / run.replace("/", ".")).write_text(job.job_id)
@@ -42,7 +42,7 @@ def state_of(folder: Path, run: str) -> tuple[str, int | None]:
     if job.paths.result_pickle.exists():
         outcome, result = pickle_load(job.paths.result_pickle)
         if outcome == "success":
-            return ("done" if result == 0 else "failed"), result
+            return ("completed" if result == 0 else "failed"), result
         return "lost", None
     return ("running" if _queued(job.job_id) else "lost"), None
 

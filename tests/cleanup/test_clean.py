@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from project import Project
-from shoal.cleanup import backup
+from shoal.cleanup import backup, list_near_duplicates
 from shoal.cleanup.leftovers import CleanupItem, RunDirectories, find_leftovers
 from shoal.cleanup.near_duplicates import ScriptCandidate, find_near_duplicates
 from shoal.errors import InputError
@@ -50,13 +51,51 @@ def test_an_older_script_without_errors_stays_beside_a_newer_one_with_errors() -
     assert [twin.path for twin in find_near_duplicates([good._replace(errors=2), bad])] == ["good.sh"]
 
 
+def test_scripts_that_start_other_programs_are_no_copies() -> None:
+    train = ScriptCandidate("train.sh", HEADER + BODY, 1.0, 0, frozenset({"train.py"}))
+    evaluate = ScriptCandidate(
+        "evaluate.sh", HEADER + BODY.replace("train.py", "evaluate.py"), 2.0, 0, frozenset({"b"})
+    )
+    assert find_near_duplicates([train, evaluate]) == []
+    assert len(find_near_duplicates([train, evaluate._replace(programs=train.programs)])) == 1
+
+
+def test_which_script_is_newer_comes_from_git_and_programs_are_compared_first(tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+
+    def git(*words: str, day: int = 1) -> None:
+        when = f"2026-01-0{day}T12:00:00"
+        env = {**os.environ, "GIT_AUTHOR_DATE": when, "GIT_COMMITTER_DATE": when}
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, env=env, check=True)
+
+    git("init", "-q")
+    for day, (name, batch) in enumerate({"new.sh": 18, "old.sh": 22, "new.sh ": 24, "edited.sh": 20}.items(), 1):
+        path = folder / name.strip()
+        path.write_text(HEADER + BODY.replace("22", str(batch)))
+        git("add", ".")
+        git("commit", "-qm", name, day=day)
+    (folder / "evaluate.sh").write_text(HEADER + BODY.replace("train.py", "evaluate.py"))
+    now = time.time()
+    for number, name in enumerate(("new.sh", "edited.sh", "evaluate.sh", "old.sh")):
+        os.utime(folder / name, (now + number, now + number))  # as a checkout leaves them: the oldest looks newest
+
+    def found() -> dict[str, str]:
+        items = list_near_duplicates([folder], tmp_path, os.environ)
+        return {Path(item.path).name: item.reason.split("the same as ")[1] for item in items}
+
+    assert found() == {"old.sh": "edited.sh, which is newer", "new.sh": "edited.sh, which is newer"}
+    (folder / "new.sh").write_text(HEADER + BODY.replace("22", "16"))  # not committed: its own time counts
+    assert found() == {"old.sh": "new.sh, which is newer", "edited.sh": "new.sh, which is newer"}
+
+
 # --- leftovers
 
 
 def left(folder: Path, name: str, state: str, *outputs: str, **view: object) -> RunDirectories:
     from shoal.model import RunSpec
 
-    spec = RunSpec(experiment="001_a", stem=name, order=0, step="train", step_kind="train", seed=0, command=["x"],
+    spec = RunSpec(experiment="001_a", stem=name, number=0, step="train", step_kind="train", seed=0, command=["x"],
                    cwd=".", output="training", checkpoint="model_*.pth")  # fmt: skip
     folders = tuple(str(folder / one) for one in outputs)
     for one in folders:
@@ -85,7 +124,7 @@ def test_checkpoints_beyond_the_newest_go_and_the_newest_never(tmp_path: Path) -
 
 
 def test_earlier_tries_of_a_run_that_is_done_go(tmp_path: Path) -> None:
-    run = left(tmp_path, "r", "done", "third", "second", "first")
+    run = left(tmp_path, "r", "completed", "third", "second", "first")
     write(tmp_path / "second" / "model_1.pth")
     assert found([run]) == [str(tmp_path / "second"), str(tmp_path / "first")]
 
@@ -96,7 +135,7 @@ def test_earlier_tries_of_a_failed_run_go_only_without_a_checkpoint(tmp_path: Pa
     assert found([run]) == [str(tmp_path / "first")]
 
 
-@pytest.mark.parametrize("state", ["running", "pending", "queued", "unknown", "stuck", "preempted", "lost", "new"])
+@pytest.mark.parametrize("state", ["running", "pending", "waiting", "unknown", "blocked", "preempted", "lost", "new"])
 def test_nothing_of_a_run_goes_that_has_not_surely_ended(tmp_path: Path, state: str) -> None:
     run = left(tmp_path, "r", state, "second", "first")
     for number in range(9):
@@ -107,7 +146,7 @@ def test_nothing_of_a_run_goes_that_has_not_surely_ended(tmp_path: Path, state: 
 def test_what_another_run_was_started_from_stays(tmp_path: Path) -> None:
     import msgspec
 
-    parent = left(tmp_path, "parent", "done", "p2", "p1")
+    parent = left(tmp_path, "parent", "completed", "p2", "p1")
     start = write(tmp_path / "p1" / "model_3.pth")
     child = left(tmp_path, "child", "running", "c")
     assert child.spec is not None
@@ -125,7 +164,7 @@ def test_old_logs_of_earlier_attempts_go_and_the_last_stays(tmp_path: Path) -> N
 
 
 def test_links_are_never_moved(tmp_path: Path) -> None:
-    run = left(tmp_path, "r", "done", "o")
+    run = left(tmp_path, "r", "completed", "o")
     for number in range(3):
         (tmp_path / "o" / f"model_{number}.pth").symlink_to("/etc/hostname")
     assert found([run], keep=1) == []
@@ -205,7 +244,8 @@ def test_only_a_backup_of_ours_is_dropped_and_only_inside_the_project(tmp_path: 
 # --- the command
 
 
-def test_the_story_of_many_tries_is_tidied_up_and_back_again(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_story_of_many_attempts_is_tidied_up_and_back_again(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.script("001_a/000_train_0.sh", "train -- save=1 save=2 save=3 save=4 save=5")
     project.shoal("submit", "experiments/001_a", "--on", "local", "-q")
@@ -244,13 +284,14 @@ def test_a_running_job_keeps_everything_it_has(tmp_path: Path, quiet_cluster: ob
     project.wait("001_a/000_train_0", "running")
     assert project.shoal("clean", "--keep", "1", "--json").json["items"] == []
     (project.root / "go").touch()
-    project.wait("001_a/000_train_0", "done")
+    project.wait("001_a/000_train_0", "completed")
     assert len(project.shoal("clean", "--keep", "1", "--json").json["items"]) == 2
 
 
 # --- snapshots, scratch and temporary files
 
 
+@pytest.mark.slow
 def test_records_that_nobody_finished_go_after_a_day(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.shoal("submit", project.script("001_a/000_train_0.sh"))
@@ -286,7 +327,7 @@ def test_code_that_a_live_run_executes_stays_and_goes_when_all_have_ended(
     assert item["path"].endswith(first.name) and item["kind"] == "snapshot"
     assert not first.exists() and first.with_suffix(".json").exists()
     (project.root / "go").touch()
-    project.wait("001_a/001_train_0", "done")
+    project.wait("001_a/001_train_0", "completed")
     project.shoal("clean", "--undo")
     assert (first / "train.py").is_file()
     for snapshot in (project.home / "snapshots").iterdir():
@@ -294,6 +335,7 @@ def test_code_that_a_live_run_executes_stays_and_goes_when_all_have_ended(
     assert project.shoal(*only).json["items"] == []
 
 
+@pytest.mark.slow
 def test_staged_data_that_nobody_uses_is_set_aside_and_comes_back(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -333,7 +375,7 @@ def test_a_manifest_that_names_something_else_as_staged_data_is_refused(tmp_path
 
 
 def test_a_log_that_goes_on_under_a_second_number_stays(tmp_path: Path) -> None:
-    run = left(tmp_path, "000_train_0", "done", "out", attempt=3)
+    run = left(tmp_path, "000_train_0", "completed", "out", attempt=3)
     for attempt in (1, 2):
         os.utime(write(tmp_path / "out" / f"attempt-{attempt}.out"), (1.0, 1.0))
     (tmp_path / "out" / "attempt-3.out").symlink_to("attempt-2.out")

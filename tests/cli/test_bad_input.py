@@ -57,12 +57,20 @@ def test_a_missing_or_broken_shoal_toml_is_told_with_its_line(
         (project.root / "shoal.toml").unlink()
     else:
         project.write("shoal.toml", text)
-    for done in (
-        project.shoal("submit", script, code=None),
-        project.shoal("plan", script, code=None),
-        project.bash(script, code=None),
-    ):
-        assert_clear_error(done, 2, *words)
+    assert_clear_error(project.shoal("submit", script, code=None), 2, *words)
+    _assert_nothing_happened(project)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [(None, "no shoal.toml"), ("[steps.train\ncommand = 1", "shoal.toml:1"), ("[steps.train]\n", "shoal.toml:1")],
+)
+def test_every_command_that_reads_a_broken_shoal_toml_tells_so(project: Project, text: str | None, word: str) -> None:
+    script = project.script("001_a/000_train_0.sh")
+    (project.root / "shoal.toml").unlink() if text is None else project.write("shoal.toml", text)
+    for done in (project.shoal("plan", script, code=None), project.bash(script, code=None)):
+        assert_clear_error(done, 2, word)
     _assert_nothing_happened(project)
 
 
@@ -98,6 +106,7 @@ def test_what_a_script_says_wrong_is_told_before_anything_happens(
     _assert_nothing_happened(project)
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_last_script_stops_the_first(project: Project) -> None:
     project.script("001_a/000_train_0.sh")
     project.script("001_a/001_train_0.sh", "train --time=never")
@@ -108,19 +117,23 @@ def test_a_mistake_in_the_last_script_stops_the_first(project: Project) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["submit"], "hint: shoal submit --help"),
-        (["submit", "nothing.sh"], "no file"),
-        (["submit", "x.sh", "--shape", "round"], "'round'"),
+        (["submit"], "hint: shoal run -- python train.py"),
+        (["submit", "nothing.sh"], "no such file"),
+        (["submit", "x.sh", "--layout", "round"], "'round'"),
         (["submit", "shoal.toml"], "shoal.toml"),
-        (["submit", "train.txt"], "not an experiment script"),
-        (["submit", "experiments"], "no experiment script"),
+        (["submit", "train.txt"], "neither an experiment file"),
+        (["run", "bash", "x.txt"], "hint: shoal run -- bash x.txt"),
+        (["run", "--time", "1h", "bash", "x", "--lr", "1"], "hint: shoal run --time 1h -- bash x --lr 1"),
+        (["run", "--set", "lr", "0.1", "--", "true"], "hint: use --set lr=0.1,0.01"),
+        (["run", "--set", "lr=1,", "--", "true"], "hint: use 1"),
+        (["submit", "experiments"], "no experiment file"),
         (["frobnicate"], "no command"),
-        (["status", "nothing"], "no run 'nothing'"),
-        (["logs", "nothing"], "no run 'nothing'"),
-        (["cancel", "nothing"], "no run 'nothing'"),
-        (["resume", "nothing"], "no run 'nothing'"),
+        (["status", "nothing"], "no run named 'nothing'"),
+        (["logs", "nothing"], "no run named 'nothing'"),
+        (["cancel", "nothing"], "no run named 'nothing'"),
+        (["resume", "nothing"], "no run named 'nothing'"),
         (["status", "--nope"], "hint: shoal status --help"),
-        (["data", "pack", "only-one-path"], "hint: shoal data pack --help"),
+        (["data", "shard", "only-one-path"], "hint: shoal data shard --help"),
         (["sandbox", "upwards"], "hint: shoal sandbox --help"),
     ],
 )
@@ -156,17 +169,19 @@ def test_a_path_that_names_no_run_is_refused(project: Project, path: str) -> Non
     _assert_nothing_happened(project)
 
 
+@pytest.mark.slow
 def test_a_script_outside_of_experiments_is_refused(project: Project, tmp_path: Path) -> None:
     inside = project.write("scripts/001_a/000_train_0.sh", 'source "$(shoal shell)"\ntrain\n')
     outside = tmp_path / "000_train_0.sh"
     shutil.copy(inside, outside)
-    assert_clear_error(project.shoal("submit", inside, code=None), 2, "not under", "mkdir -p")
-    assert_clear_error(project.bash(inside, code=None), 2, "not under")
-    assert_clear_error(project.shoal("submit", outside, code=None), 2, "not under")
+    assert_clear_error(project.shoal("submit", inside, code=None), 2, "not in a directory experiments/", "mkdir -p")
+    assert_clear_error(project.bash(inside, code=None), 2, "not in a directory experiments/")
+    assert_clear_error(project.shoal("submit", outside, code=None), 2, "not in a directory experiments/")
     assert_clear_error(project.bash(outside, code=None), 2, "no shoal.toml")
     _assert_nothing_happened(project)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stem", ["000_a b_0", "000_it's_0", '000_"q"_0', "000_50%j_0", "000_größe_0", "000_日本_0", "000_$(id)_0"]
 )
@@ -174,13 +189,14 @@ def test_an_odd_name_runs_under_a_safe_one_and_keeps_the_real_one(project: Proje
     script = project.script(f"001_a/{stem}.sh", "train")
     project.bash(script)
     ((name, run),) = project.status().items()
-    assert run["state"] == "done" and name.isascii() and not set(name) & set(" '\"%$()")
+    assert run["state"] == "completed" and name.isascii() and not set(name) & set(" '\"%$()")
     (spec,) = project.records(name, "spec.*.json")
     assert spec["title"] == f"001_a/{stem}"
     project.shoal("submit", script)
     assert len(project.marks(name)) == 1
 
 
+@pytest.mark.slow
 def test_two_odd_names_that_look_alike_are_two_runs(project: Project) -> None:
     for stem in ("000_a b_0", "000_a\u00a0b_0", "000_a+b_0", "000_a-b_0"):
         project.script(f"001_a/{stem}.sh", "train")
@@ -198,6 +214,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
+@pytest.mark.slow
 def test_a_read_only_state_folder_is_told_and_looking_still_works(project: Project, mounted: Path) -> None:
     script = project.script("001_a/000_train_0.sh")
     project.shoal("submit", script, SHOAL_HOME=str(mounted))
@@ -206,7 +223,7 @@ def test_a_read_only_state_folder_is_told_and_looking_still_works(project: Proje
     assert_clear_error(
         project.shoal("submit", other, code=None, SHOAL_HOME=str(mounted)), 74, "read-only", "SHOAL_HOME"
     )
-    assert project.shoal("status", "--json", SHOAL_HOME=str(mounted)).json["runs"][0]["state"] == "done"
+    assert project.shoal("status", "--json", SHOAL_HOME=str(mounted)).json["runs"][0]["state"] == "completed"
     assert project.marks("001_a/001_train_0") == []
     subprocess.run(["mount", "-o", "remount,rw", mounted], check=True)
     project.shoal("submit", other, SHOAL_HOME=str(mounted))
@@ -235,7 +252,7 @@ def test_a_disk_that_fills_up_at_any_point_sends_nothing_unclaimed_and_works_aga
         assert project.slurm("squeue", "-h", "-t", "all", "-n", "none,001_a", "-o", "%j") == ""
     empty(mounted)
     project.shoal("submit", script)
-    project.wait(RUN, "done")
+    project.wait(RUN, "completed")
     assert len(project.marks(RUN)) == len(project.marks(RUN, "end")) == 1
     assert len(codes) > 3 and set(codes[:-1]) == {74}, codes
 
@@ -246,6 +263,7 @@ def test_a_disk_that_fills_up_at_any_point_sends_nothing_unclaimed_and_works_aga
 DAMAGE = ("", '{"schema": 1}', '{"schema": 99, "t": 1.0, "token": "x"}')
 
 
+@pytest.mark.slow
 def test_one_damaged_record_hides_no_other_run(project: Project, tmp_path: Path) -> None:
     for number in range(12):
         project.script(f"001_a/{number:03}_train_0.sh", "train -- exit=1" if number % 2 else "train")
@@ -263,10 +281,10 @@ def test_one_damaged_record_hides_no_other_run(project: Project, tmp_path: Path)
         runs = project.status()
         assert len(runs) == 12
         for digits in ("002", "006", "008", "010"):
-            assert runs[f"001_a/{digits}_train_0"]["state"] == "done"
+            assert runs[f"001_a/{digits}_train_0"]["state"] == "completed"
         for digits in ("000", "001"):
             run = runs[f"001_a/{digits}_train_0"]
-            assert run["state"] == "unknown" and "attempt.1.start" in run["cause"]
+            assert run["state"] == "unknown" and "attempt.1.start" in run["reason"]
         for words in (
             ["submit", "experiments/001_a/009_train_0.sh"],
             ["logs", "003_train_0"],
@@ -278,17 +296,19 @@ def test_one_damaged_record_hides_no_other_run(project: Project, tmp_path: Path)
     assert len(project.marks("001_a/001_train_0")) == 1
 
 
+@pytest.mark.slow
 def test_a_damaged_submission_or_project_record_is_told(project: Project) -> None:
     script = project.script("001_a/000_train_0.sh", "train -- exit=1")
     project.shoal("submit", script, code=1)
     (project.submissions()[0] / "submission.json").write_text("{")
-    assert "submission.json" in project.status()[RUN]["cause"]
+    assert "submission.json" in project.status()[RUN]["reason"]
     (project.home / "project.json").write_text("{")
     other = project.script("001_a/001_train_0.sh")
     assert_clear_error(project.shoal("submit", other, code=None), 2, "project.json")
     assert project.marks("001_a/001_train_0") == []
 
 
+@pytest.mark.slow
 def test_strange_things_in_the_state_folder_are_passed_over(project: Project) -> None:
     project.shoal("submit", project.script("001_a/000_train_0.sh"))
     for path in (
@@ -301,7 +321,7 @@ def test_strange_things_in_the_state_folder_are_passed_over(project: Project) ->
         (project.home / path).write_text("?")
     (project.home / "runs/001_a/empty").mkdir()
     states = {name: run["state"] for name, run in project.status().items()}
-    assert states == {RUN: "done", "001_a/empty": "new"}
+    assert states == {RUN: "completed", "001_a/empty": "new"}
 
 
 def test_a_state_folder_that_anybody_may_write_is_refused(project: Project) -> None:
@@ -319,7 +339,7 @@ def test_a_state_folder_that_anybody_may_write_is_refused(project: Project) -> N
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--partition=nowhere", ["no partition 'nowhere'", "main"]),
+        ("--partition=nowhere", ["unknown partition 'nowhere'", "main"]),
         ("--gres=gpu:99", ["99 GPUs", "--gpus-per-node=4"]),
         ("--mem=900G", ["memory"]),
         ("--cpus-per-task=999", ["CPUs"]),
@@ -351,5 +371,5 @@ def test_what_slurm_refuses_is_told_in_its_words_and_is_no_run(flags: str, tmp_p
     assert outcome["kind"] == "void" and outcome["refused"]
     project.script("001_a/000_train_0.sh", "train --time=5 --mem=50")
     project.shoal("submit", script)
-    project.wait(RUN, "done")
+    project.wait(RUN, "completed")
     project.assert_ran_once(RUN)

@@ -13,23 +13,23 @@ from shoal.cli import COMMANDS
 from shoal.cli.parser import CommandParser
 
 SWEEP = 'step = "train"\n[sweep]\nlr = [0.1, 0.2]\n[request]\ntime = "5m"\n'
-PAGE, SCRIPT = "experiments/001_a/000_train.toml", "experiments/002_b/000_train_0.sh"
+SWEEP_FILE, SCRIPT = "experiments/001_a/000_train.toml", "experiments/002_b/000_train_0.sh"
 
 IDLE = [
-    ("plan", PAGE, "--startup", "8m"),
-    ("plan", PAGE, "--shapes", "--script"),
-    ("plan", PAGE, "--shapes", "--shape", "array"),
-    ("plan", PAGE, "--shapes", "--slots", "4"),
-    ("plan", PAGE, "--shapes", "--fresh"),
+    ("plan", SWEEP_FILE, "--startup", "8m"),
+    ("plan", SWEEP_FILE, "--layouts", "--script"),
+    ("plan", SWEEP_FILE, "--layouts", "--layout", "array"),
+    ("plan", SWEEP_FILE, "--layouts", "--slots", "4"),
+    ("plan", SWEEP_FILE, "--layouts", "--fresh"),
     ("plan", SCRIPT, "--zip", "a,b"),
-    ("plan", PAGE, "--retries", "0"),
-    ("plan", PAGE, "--shape", "job", "--at-once", "2"),
-    ("plan", PAGE, "--shape", "pack", "--slots", "2", "--at-once", "2"),
-    ("plan", PAGE, "--pilots", "2", "--shape", "array"),
-    ("plan", PAGE, "--smoke", "--smoke-here"),
-    ("submit", PAGE, "--on", "local", "--at-once", "2"),
+    ("plan", SWEEP_FILE, "--retries", "0"),
+    ("plan", SWEEP_FILE, "--layout", "job", "--max-parallel", "2"),
+    ("plan", SWEEP_FILE, "--layout", "pack", "--slots", "2", "--max-parallel", "2"),
+    ("plan", SWEEP_FILE, "--pilots", "2", "--layout", "array"),
+    ("plan", SWEEP_FILE, "--smoke", "--smoke-here"),
+    ("submit", SWEEP_FILE, "--on", "local", "--max-parallel", "2"),
     ("submit", SCRIPT, "--on", "local", "--prune"),
-    ("submit", PAGE, "--on", "local", "--shape", "pack", "--mem", "4G"),
+    ("submit", SWEEP_FILE, "--on", "local", "--layout", "pack", "--mem", "4G"),
     ("pack", "--on", "local", "--nodes", "2", "--", "true"),
     ("logs", "--errors", "-f"),
     ("logs", "--errors", "--attempt", "1"),
@@ -47,14 +47,14 @@ IDLE = [
     ("doctor", SCRIPT, "--gpus", "4"),
     ("doctor", "--explain", "--framework", "native", "--gpus", "1", "--fix"),
     ("switch", "x", "--gpus", "2", "--after-step", "10"),
-    ("switch", "x", "--gpus", "2", "--request", "mine"),
+    ("switch", "x", "--gpus", "2", "--command-id", "mine"),
     ("clean", "--list", "--apply"),
     ("clean", "--undo", "--keep", "3"),
     ("clean", "--only", "log", "--keep", "3"),
     ("clusters", "detect", "galvani"),
     ("generate", "--step", "train", "--force"),
-    ("data", "pack", "experiments", "packed", "--no-shuffle", "--seed", "0"),
-    ("data", "pack", "experiments", "packed", "--path-column", "file"),
+    ("data", "shard", "experiments", "sharded", "--no-shuffle", "--seed", "0"),
+    ("data", "shard", "experiments", "sharded", "--path-column", "file"),
     ("data", "advise", "--batches", "3", "--step-time", "1"),
     ("data", "advise", "--step-time", "1", "--", "python", "train.py"),
     ("data", "bench", "--", "--partition=gpu"),
@@ -66,7 +66,7 @@ IDLE = [
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = Project(tmp_path_factory.mktemp("idle"))
-    made.write(PAGE, SWEEP)
+    made.write(SWEEP_FILE, SWEEP)
     made.script("002_b/000_train_0.sh", "train --time=5")
     return made
 
@@ -76,7 +76,7 @@ def test_a_flag_without_effect_is_refused(project: Project, words: tuple[str, ..
     before = sorted(project.root.rglob("*"))
     done = project.shoal(*words, code=None)
     assert_clear_error(done, 2)
-    assert any(word in done.err for word in ("no effect", "not allowed with", "is about a pack", "takes no"))
+    assert any(word in done.err for word in ("no effect", "not allowed with", "applies to packs only", "takes no"))
     assert [path for path in sorted(project.root.rglob("*")) if ".shoal" not in path.parts] == [
         path for path in before if ".shoal" not in path.parts
     ]
@@ -85,9 +85,9 @@ def test_a_flag_without_effect_is_refused(project: Project, words: tuple[str, ..
 @pytest.mark.parametrize(
     "words",
     [
-        ("plan", PAGE, "--shapes", "--startup", "8m"),
-        ("plan", PAGE, "--shape", "pack", "--slots", "2", "--retries", "0"),
-        ("submit", PAGE, "--on", "local", "--dry-run", "--yes", "--request", "mine", "--prune"),
+        ("plan", SWEEP_FILE, "--layouts", "--startup", "8m"),
+        ("plan", SWEEP_FILE, "--layout", "pack", "--slots", "2", "--retries", "0"),
+        ("submit", SWEEP_FILE, "--on", "local", "--dry-run", "--yes", "--command-id", "mine", "--prune"),
         ("logs", "--errors", "-q"),
         ("status", "--json", "--all", "--tasks"),
         ("clean", "--only", "checkpoint", "--keep", "2"),
@@ -109,7 +109,7 @@ def parsed(name: str, *words: str) -> argparse.Namespace:
 def test_a_flag_that_is_given_with_its_default_is_known_as_given() -> None:
     assert parsed("logs", "-n200", "--raw", "-fq", "x").given >= {"--lines", "--raw"}
     assert parsed("clean", "--keep=3").given == {"--keep"} and parsed("clean").given == frozenset()
-    assert parsed("data", "pack", "a", "b", "--seed", "0").given == {"--seed"}
+    assert parsed("data", "shard", "a", "b", "--seed", "0").given == {"--seed"}
     assert parsed("pack", "--slots", "2", "--", "python", "x.py", "--csv").given == {"--slots"}
     assert parsed("resume", "x", "--on", "local", "--", "--json").given == {"--on"}
 
@@ -129,5 +129,5 @@ def test_every_flag_is_read_somewhere(name: str) -> None:
             if isinstance(action, argparse._SubParsersAction):
                 parsers += action.choices.values()
             elif action.option_strings and action.dest != "help":
-                spelt = (f"args.{action.dest}", f"wish.{action.dest}", f'"{action.dest}"')
+                spelt = (f"args.{action.dest}", f"options.{action.dest}", f'"{action.dest}"')
                 assert any(one in source for one in spelt), action.option_strings

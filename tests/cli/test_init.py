@@ -154,6 +154,7 @@ def test_init_without_accounting_says_who_did_not_answer(
     assert find_project(here, cluster.env()).clusters
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_gone_leaves_a_project_without_clusters(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

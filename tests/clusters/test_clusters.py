@@ -198,7 +198,7 @@ NODES = ClusterFacts(
         (Request(gpus=8, gpu_type="a100", time="1d"), ["--partition=big"], None, None),
         (Request(gpus=1, gpu_type="v100"), ["--partition=big"], "GPU type v100 (at most gpu:A100:1)", "--gres="),
         (Request(gpus=9, memory="1T"), ["--partition=main,big"], "9 GPUs (at most", "--gpus-per-node="),
-        (Request(), ["--partition=none"], "there is no partition 'none' here; there are main, big", "--partition=main"),
+        (Request(), ["--partition=none"], "unknown partition 'none' (available: main, big)", "--partition=main"),
     ],
 )
 def test_a_request_that_no_kind_of_node_can_serve_is_refused_with_the_nearest_one(

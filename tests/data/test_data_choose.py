@@ -1,4 +1,4 @@
-"""What `data pack` takes for a sample and for a class: told in its output, and refused where it could be two things."""
+"""What `data shard` takes for a sample and for a class: said in its output, refused where it could be two things."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def write(root: Path, paths: list[str]) -> Path:
     return root
 
 
-def packed(root: Path, **options: Any) -> dict[str, str | None]:
-    """Original name -> class name of every sample that was packed."""
-    goal = root.with_name(f"{root.name}-packed-{len(os.listdir(root.parent))}")
-    made = shoal.data.shard_dataset(str(root), str(goal), ShardSettings(**options))
+def sharded(root: Path, **options: Any) -> dict[str, str | None]:
+    """Original name -> class name of every sample that was sharded."""
+    dest = root.with_name(f"{root.name}-sharded-{len(os.listdir(root.parent))}")
+    made = shoal.data.shard_dataset(str(root), str(dest), ShardSettings(**options))
     found: dict[str, str | None] = {}
-    for sample in shoal.data.open(str(goal)):
+    for sample in shoal.data.open(str(dest)):
         (name,) = (value.decode() for field, value in sample.items() if field not in ("cls", "__key__", "json"))
         found[name] = made.manifest.classes[sample["cls"]] if "cls" in sample else None
     assert len(found) == made.manifest.samples
@@ -47,16 +47,16 @@ def refusal(root: Path, **options: Any) -> tuple[str, str]:
 
 def test_one_readme_beside_the_class_folders_does_not_cost_the_labels(tmp_path: Path) -> None:
     root = write(tmp_path / "src", [*IMAGES, "README.md", "cat/.DS_Store", ".git/HEAD", "dog/Thumbs.db", "LICENSE"])
-    assert packed(root) == {path: path.split("/")[0] for path in IMAGES}
+    assert sharded(root) == {path: path.split("/")[0] for path in IMAGES}
     root = write(tmp_path / "raw", ["cat/1.raw", "dog/1.raw", "README.md"])
-    assert packed(root) == {"cat/1.raw": "cat", "dog/1.raw": "dog"}, "kinds that nobody knows are no reason to guess"
+    assert sharded(root) == {"cat/1.raw": "cat", "dog/1.raw": "dog"}, "kinds that nobody knows are no reason to guess"
 
 
 def test_the_class_is_the_top_folder(tmp_path: Path) -> None:
     root = write(tmp_path / "src", [*IMAGES, "cat/nested/deep/3.jpg", "dog/nested/3.jpg"])
-    assert packed(root)["cat/nested/deep/3.jpg"] == "cat"
-    assert packed(root, label="parent")["cat/nested/deep/3.jpg"] == "deep"
-    assert set(packed(root, label="none").values()) == {None}
+    assert sharded(root)["cat/nested/deep/3.jpg"] == "cat"
+    assert sharded(root, label="parent")["cat/nested/deep/3.jpg"] == "deep"
+    assert set(sharded(root, label="none").values()) == {None}
 
 
 def test_splits_are_not_merged(tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_splits_are_not_merged(tmp_path: Path) -> None:
     root = write(tmp_path / "src", [*paths, "README.md"])
     told, hint = refusal(root)
     assert "the splits train, val" in told and "--split train" in hint and "--split all" in hint
-    assert packed(root, split="val") == {path: path.split("/")[1] for path in paths if path.startswith("val")}
-    assert packed(root, split="all") == {path: path.split("/")[1] for path in paths}
-    assert packed(root, label="folder") == {path: path.split("/")[0] for path in paths}
+    assert sharded(root, split="val") == {path: path.split("/")[1] for path in paths if path.startswith("val")}
+    assert sharded(root, split="all") == {path: path.split("/")[1] for path in paths}
+    assert sharded(root, label="folder") == {path: path.split("/")[0] for path in paths}
     skipped = {
         one.why: one.files
         for one in shoal.data.shard_dataset(str(root), str(tmp_path / "t"), ShardSettings(split="val")).scan.skipped
@@ -80,11 +80,11 @@ def test_splits_are_not_merged(tmp_path: Path) -> None:
     assert numbers == {"train": {"cat": 0, "dog": 1, "emu": 2}, "val": {"cat": 0, "dog": 1, "fox": 3}}
     assert "no folder 'test'" in refusal(root, split="test")[0]
     only = write(tmp_path / "only", ["train/cat/1.jpg", "train/dog/1.jpg"])
-    assert packed(only) == {"train/cat/1.jpg": "cat", "train/dog/1.jpg": "dog"}
+    assert sharded(only) == {"train/cat/1.jpg": "cat", "train/dog/1.jpg": "dog"}
     vehicles = write(tmp_path / "vehicles", ["train/1.jpg", "car/1.jpg", "bus/1.jpg"])
     told, hint = refusal(vehicles)
     assert "look like splits (train)" in told and "--label folder" in hint
-    assert len(set(packed(vehicles, label="folder").values())) == 3
+    assert len(set(sharded(vehicles, label="folder").values())) == 3
 
 
 @pytest.mark.parametrize(
@@ -108,25 +108,25 @@ def test_a_folder_that_can_be_read_in_two_ways_is_refused_with_the_flags_that_se
     assert said in told and all(flag in hint for flag in flags)
     for flag in flags:
         option, value = shlex.split(flag)
-        name, goal = option.removeprefix("--"), tmp_path / flag[2:].replace("*", "")
+        name, dest = option.removeprefix("--"), tmp_path / flag[2:].replace("*", "")
         asked: dict[str, Any] = {name: (value,) if name == "include" else value}
-        made = shoal.data.shard_dataset(str(root), str(goal), ShardSettings(**asked))
+        made = shoal.data.shard_dataset(str(root), str(dest), ShardSettings(**asked))
         assert made.manifest.samples > 0, f"{flag} settles it"
 
 
 def test_folders_without_classes_have_none_and_it_is_said(tmp_path: Path) -> None:
     flat = write(tmp_path / "flat", ["1.jpg", "2.jpg", "notes.txt"])
-    assert packed(flat) == {"1.jpg": None, "2.jpg": None}
+    assert sharded(flat) == {"1.jpg": None, "2.jpg": None}
     one = write(tmp_path / "one", ["images/1.jpg", "images/2.jpg"])
-    assert packed(one) == {"images/1.jpg": None, "images/2.jpg": None}
+    assert sharded(one) == {"images/1.jpg": None, "images/2.jpg": None}
     assert "no folders to take classes from" in refusal(write(tmp_path / "bare", ["1.jpg"]), label="folder")[0]
 
 
 def test_include_and_exclude_take_names_and_paths(tmp_path: Path) -> None:
     root = write(tmp_path / "src", [*IMAGES, "cat/mask.txt", "dog/old/3.jpg"])
-    assert set(packed(root, include=("*.jpg",))) == {"cat/1.jpg", "cat/2.jpg", "dog/1.jpg", "dog/old/3.jpg"}
-    assert set(packed(root, exclude=("dog/old/*", "*.png"))) == {"cat/1.jpg", "cat/2.jpg", "dog/1.jpg"}
-    assert "cat/mask.txt" in packed(root, include=("*",))
+    assert set(sharded(root, include=("*.jpg",))) == {"cat/1.jpg", "cat/2.jpg", "dog/1.jpg", "dog/old/3.jpg"}
+    assert set(sharded(root, exclude=("dog/old/*", "*.png"))) == {"cat/1.jpg", "cat/2.jpg", "dog/1.jpg"}
+    assert "cat/mask.txt" in sharded(root, include=("*",))
     assert "6 files are not included by --include" in refusal(root, include=("*.gif",))[0]
     assert "--include has no effect" in refusal(root, format="squashfs", include=("*.jpg",))[0]
 
@@ -144,25 +144,26 @@ def test_a_list_with_splits_is_not_merged_either(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label,split\n" + "\n".join(rows))
     told, hint = refusal(tmp_path / "list.csv")
     assert "the splits train, val in column 'split'" in told and "--split train" in hint
-    assert set(packed(tmp_path / "list.csv", split="val")) == {"4.png", "5.png"}
-    assert len(packed(tmp_path / "list.csv", split="all")) == 6
-    assert set(packed(tmp_path / "list.csv", split="all", exclude=("0.*",))) == {f"{k}.png" for k in range(1, 6)}
+    assert set(sharded(tmp_path / "list.csv", split="val")) == {"4.png", "5.png"}
+    assert len(sharded(tmp_path / "list.csv", split="all")) == 6
+    assert set(sharded(tmp_path / "list.csv", split="all", exclude=("0.*",))) == {f"{k}.png" for k in range(1, 6)}
 
 
+@pytest.mark.slow
 def test_the_output_tells_classes_counts_fields_what_was_skipped_and_guessed(tmp_path: Path) -> None:
     project = Project(tmp_path)
     root = write(tmp_path / "src", [*IMAGES, "cat/3.JPG", "README.md", "cat/.DS_Store", "dog/a.txt"])
     for words in (["--dry-run"], [], []):
-        out = project.shoal("data", "pack", root, tmp_path / "out", *words).out
+        out = project.shoal("data", "shard", root, tmp_path / "out", *words).out
         assert "classes: 2: cat 3, dog 2" in out
         assert "fields: cls 5, jpg 4, png 1" in out and "'jpg;png'" in out
         assert "skipped: 1 file, hidden or of the system (cat/.DS_Store)" in out
         assert "skipped: 2 files, not images (README.md, dog/a.txt)" in out
-    document = project.shoal("data", "pack", root, tmp_path / "out", "--json").json
+    document = project.shoal("data", "shard", root, tmp_path / "out", "--json").json
     assert document["classes"] == {"cat": 3, "dog": 2} and document["fields"] == {"cls": 5, "jpg": 4, "png": 1}
     skipped = [(one["why"], one["files"]) for one in document["skipped"]]
     assert skipped == [("hidden or of the system", 1), ("not images", 2)]
-    flat = project.shoal("data", "pack", write(tmp_path / "flat", ["1.jpg"]), tmp_path / "flat-out").out
+    flat = project.shoal("data", "shard", write(tmp_path / "flat", ["1.jpg"]), tmp_path / "flat-out").out
     assert "classes: none, samples have no label" in flat and "guessed: no folders" in flat
     kept = json.loads((tmp_path / "out" / "manifest.json").read_text())["source"]
     assert [one["files"] for one in kept["skipped"]] == [1, 2]
@@ -184,6 +185,7 @@ def test_a_field_may_have_several_names(tmp_path: Path) -> None:
             list(shoal.data.open(str(tmp_path / format), fields=("gif;bmp",)))
 
 
+@pytest.mark.slow
 def test_webdataset_reads_mixed_fields_too(tmp_path: Path) -> None:
     import webdataset
 

@@ -38,7 +38,7 @@ NODES = ("copied", "source", "partial", "no room", "damaged", "lost", "index dam
 
 
 class Cluster:
-    """A packed data set and the folder that SHOAL_DATA_<NAME> is on nodes of each kind."""
+    """A sharded data set and the folder that SHOAL_DATA_<NAME> is on nodes of each kind."""
 
     def __init__(self, base: Path) -> None:
         make_folder(base / "src", SAMPLES, classes=7, size=1500)
@@ -83,6 +83,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     return Cluster(tmp_path_factory.mktemp("cluster"))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     nodes=st.lists(st.sampled_from(NODES), min_size=1, max_size=4),
@@ -262,7 +263,7 @@ def _epoch_1(data: Any) -> Any:
     return loader
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_that_persist_follow_the_epochs(cluster: Cluster, start: str) -> None:
     from torch.utils.data import DataLoader
 
@@ -303,6 +304,7 @@ open(sys.argv[1], "w").write(str(len(found)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["", "100K"])
 def test_webdataset_finds_every_sample_of_staged_data_by_default(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str

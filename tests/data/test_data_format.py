@@ -121,19 +121,19 @@ def test_an_index_gives_back_what_was_put_in(samples: list[tuple[bytes, list[str
 
 
 @pytest.mark.parametrize("format", ["tar", "tfrecord"])
-def test_what_was_packed_comes_back_byte_for_byte(tmp_path: Path, format: str) -> None:
+def test_what_was_sharded_comes_back_byte_for_byte(tmp_path: Path, format: str) -> None:
     source = make_folder(tmp_path / "src")
-    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL._replace(format=format))
-    assert packed.manifest.samples == 60
-    assert packed.manifest.classes == ["class0", "class1", "class2"]
-    assert len(packed.manifest.shards) > 2
-    assert packed.manifest.shards[0].size < packed.manifest.shards[1].size
+    sharded = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL._replace(format=format))
+    assert sharded.manifest.samples == 60
+    assert sharded.manifest.classes == ["class0", "class1", "class2"]
+    assert len(sharded.manifest.shards) > 2
+    assert sharded.manifest.shards[0].size < sharded.manifest.shards[1].size
     assert verify_dataset(str(tmp_path / "out")).problems == []
     extract_dataset(str(tmp_path / "out"), str(tmp_path / "back"))
     assert contents(tmp_path / "back") == contents(source)
 
 
-def test_a_squashfs_image_is_packed_verified_and_unpacked(tmp_path: Path) -> None:
+def test_a_squashfs_image_is_sharded_verified_and_unpacked(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src")
     shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL._replace(format="squashfs"))
     assert verify_dataset(str(tmp_path / "out")).problems == []
@@ -143,12 +143,13 @@ def test_a_squashfs_image_is_packed_verified_and_unpacked(tmp_path: Path) -> Non
         shoal.data.open(str(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_gnu_tar_and_webdataset_read_our_shards(tmp_path: Path) -> None:
     import webdataset
 
     source = make_folder(tmp_path / "src")
-    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL)
-    paths = [str(tmp_path / "out" / shard.name) for shard in packed.manifest.shards]
+    sharded = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL)
+    paths = [str(tmp_path / "out" / shard.name) for shard in sharded.manifest.shards]
     names = []
     for path in paths:
         with tarfile.open(path) as archive:
@@ -158,23 +159,23 @@ def test_gnu_tar_and_webdataset_read_our_shards(tmp_path: Path) -> None:
     assert len(found) == 60
     for key, sample in found.items():
         assert sample["jpg"] == (source / f"{key}.jpg").read_bytes()
-        assert packed.manifest.classes[int(sample["cls"])] == key.split("/")[0]
+        assert sharded.manifest.classes[int(sample["cls"])] == key.split("/")[0]
 
 
 def test_the_tfrecord_package_reads_our_shards(tmp_path: Path) -> None:
     from tfrecord.reader import tfrecord_loader
 
     source = make_folder(tmp_path / "src")
-    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL._replace(format="tfrecord"))
+    sharded = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL._replace(format="tfrecord"))
     found = {}
-    for shard in packed.manifest.shards:
+    for shard in sharded.manifest.shards:
         path = str(tmp_path / "out" / shard.name)
         for record in tfrecord_loader(path, None, {"jpg": "byte", "cls": "int", "__key__": "byte"}):
             found[bytes(record["__key__"]).decode()] = (bytes(record["jpg"]), int(record["cls"][0]))
     assert len(found) == 60
     for key, (image, label) in found.items():
         assert image == (source / f"{key}.jpg").read_bytes()
-        assert packed.manifest.classes[label] == key.split("/")[0]
+        assert sharded.manifest.classes[label] == key.split("/")[0]
 
 
 def test_we_read_and_verify_shards_of_webdataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

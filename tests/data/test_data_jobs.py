@@ -32,6 +32,7 @@ def staged(project: Project, name: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_finds_its_data_and_its_record_tells_what_was_copied(tmp_path: Path) -> None:
     data = make_data(tmp_path)
     project = Project(tmp_path)
@@ -57,6 +58,7 @@ def test_a_run_finds_its_data_and_its_record_tells_what_was_copied(tmp_path: Pat
     assert "images" in project.shoal("report").out
 
 
+@pytest.mark.slow
 def test_without_scratch_a_run_reads_the_source_and_says_so(tmp_path: Path) -> None:
     data = make_data(tmp_path)
     project = Project(tmp_path)
@@ -69,6 +71,7 @@ def test_without_scratch_a_run_reads_the_source_and_says_so(tmp_path: Path) -> N
     assert "read from the source" in done.err
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_is_not_there_fails_before_it_starts(tmp_path: Path) -> None:
     project = Project(tmp_path)
     with_data(project, 'data = { images = "../nowhere" }')
@@ -99,6 +102,7 @@ def test_a_mistake_in_the_data_of_a_step_is_told_with_its_line(tmp_path: Path, l
     assert said in done.err and "shoal.toml:" in done.err
 
 
+@pytest.mark.slow
 def test_the_data_of_a_run_is_part_of_what_it_is(tmp_path: Path) -> None:
     assert resolve_data({"a": {"path": "x/../y", "wait": "first"}}, "/root")["a"]["path"] == "/root/y"
     make_data(tmp_path)
@@ -110,6 +114,7 @@ def test_the_data_of_a_run_is_part_of_what_it_is(tmp_path: Path) -> None:
     assert len(project.marks("001_a/000_train_0")) == 1 or "differ" in again.err + again.out
 
 
+@pytest.mark.slow
 def test_a_training_begins_before_staging_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -177,7 +182,7 @@ def test_eight_jobs_on_two_nodes_share_one_copy_per_node(
     for number in range(8):
         project.script(
             f"001_a/{number:03d}_train_0.sh",
-            f"train --time=5 --mem=100 --gres=gpu:1 --exclude={','.join(others)} -- wait=go",
+            f"train --time=5 --mem=100M --gres=gpu:1 --exclude={','.join(others)} -- wait=go",
         )
     names = [f"001_a/{number:03d}_train_0" for number in range(8)]
     project.shoal("submit", "experiments/001_a")
@@ -185,7 +190,7 @@ def test_eight_jobs_on_two_nodes_share_one_copy_per_node(
         project.wait_started(name)
     (project.root / "go").touch()
     for name in names:
-        project.wait(name, "done")
+        project.wait(name, "completed")
     records = [record for name in names for record in staged(project, name)]
     assert len(records) == 8
     paths = Counter(record["path"] for record in records)
@@ -212,9 +217,9 @@ def test_scratch_that_a_person_exported_reaches_the_job_before_that_of_the_profi
         ("001", {"SHOAL_SCRATCH": str(tmp_path / "mine"), "SHOAL_SCRATCH_LIMIT": "1"}),
     ):
         name = f"001_a/{number}_train_0"
-        script = project.script(f"{name}.sh", "train --time=5 --mem=100")
+        script = project.script(f"{name}.sh", "train --time=5 --mem=100M")
         project.shoal("submit", script, environ=scratch)
-        project.wait(name, "done")
+        project.wait(name, "completed")
         log = project.shoal("logs", name, "--slurm").out
         if not scratch:
             places = [f"{tmp_path}/nodes/{node}/shoal-data" for node in nodes_of(quiet_cluster)]
@@ -232,13 +237,13 @@ def test_every_node_of_a_job_gets_the_data(tmp_path: Path, quiet_cluster: Sandbo
     project = Project(tmp_path, quiet_cluster)
     with_data(project, f'data = {{ images = {{ path = "{data}", wait = "all" }} }}')
     (tmp_path / "scratch").mkdir()
-    project.script("001_a/000_train_0.sh", "train --nodes=2 --ntasks-per-node=1 --time=5 --mem=100 -- wait=go")
+    project.script("001_a/000_train_0.sh", "train --nodes=2 --ntasks-per-node=1 --time=5 --mem=100M -- wait=go")
     project.shoal("submit", "experiments/001_a", SHOAL_SCRATCH=str(tmp_path / "scratch"))
     place = project.wait_started("001_a/000_train_0")["env"]["SHOAL_DATA_IMAGES"]
     assert contents(Path(place)) == contents(data)
     assert cache.is_locked(os.path.join(os.path.dirname(place).replace("/objects/", "/use/")))
     (project.root / "go").touch()
-    project.wait("001_a/000_train_0", "done")
+    project.wait("001_a/000_train_0", "completed")
     here, there = staged(project, "001_a/000_train_0")
     assert "node" not in here and there["node"] in nodes_of(quiet_cluster)
     assert here["copied_bytes"] + there["copied_bytes"] == here["bytes"]
@@ -264,7 +269,7 @@ def test_bench_measures_with_a_job_array_that_starts_in_step(tmp_path: Path, qui
         "--repeats",
         "2",
     ]
-    done = project.shoal("data", "bench", *words, "--slurm", "--json", "--", "--time=5", "--mem=200")
+    done = project.shoal("data", "bench", *words, "--slurm", "--json", "--", "--time=5", "--mem=200M")
     rows = done.json["rows"]
     assert [(row["method"], row["readers"]) for row in rows] == [("folder", 3), ("tar", 3), ("shards", 3)]
     assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 and row["estimate_s"] is None for row in rows)
@@ -274,6 +279,7 @@ def test_bench_measures_with_a_job_array_that_starts_in_step(tmp_path: Path, qui
     cancel_all(quiet_cluster)
 
 
+@pytest.mark.slow
 def test_bench_runs_here_and_draws_a_picture(tmp_path: Path) -> None:
     project = Project(tmp_path)
     (tmp_path / "scratch").mkdir()
@@ -320,6 +326,7 @@ for batch in torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=int(s
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("item_s", "step_s", "workers", "bound"), [(0.01, 0.001, 1, "loader"), (0.0001, 0.3, 1, "model")]
 )
@@ -334,9 +341,12 @@ def test_advise_watches_a_training_and_tells_who_waits(
     assert advice["times"]["batch"] == 4 and advice["times"]["workers"] == workers
     assert advice["times"]["prep_s"] >= 4 * item_s and advice["times"]["step_s"] >= step_s
     if bound == "loader":
-        assert advice["workers"] > 10 and any("most likely for storage: pack" in said for said in advice["sentences"])
+        assert advice["workers"] > 10 and any(
+            "most likely for storage: write shards" in said for said in advice["sentences"]
+        )
 
 
+@pytest.mark.slow
 def test_advise_takes_a_step_time_and_a_decoder_and_refuses_to_guess(tmp_path: Path) -> None:
     data = make_data(tmp_path)
     project = Project(tmp_path)
@@ -353,6 +363,7 @@ def test_advise_takes_a_step_time_and_a_decoder_and_refuses_to_guess(tmp_path: P
     assert "exit code 3" in broken.err
 
 
+@pytest.mark.slow
 def test_packed_runs_share_what_the_first_of_them_staged(tmp_path: Path) -> None:
     data = make_data(tmp_path)
     project = Project(tmp_path)
@@ -360,7 +371,7 @@ def test_packed_runs_share_what_the_first_of_them_staged(tmp_path: Path) -> None
     (tmp_path / "scratch").mkdir()
     for number in range(3):
         project.script(f"001_a/00{number}_train_0.sh", f"train -- print={number}")
-    project.shoal("submit", "experiments/001_a", "--shape", "pack", SHOAL_SCRATCH=str(tmp_path / "scratch"))
+    project.shoal("submit", "experiments/001_a", "--layout", "pack", SHOAL_SCRATCH=str(tmp_path / "scratch"))
     names = [f"001_a/00{number}_train_0" for number in range(3)]
     for name in names:
         env = project.marks(name)[0]["env"]
@@ -410,13 +421,16 @@ def test_advise_gives_no_advice_that_is_followed_already(tmp_path: Path) -> None
         "there are two workers on two cores already"
     )
     waiting = BatchTimes(step_s=0.001, prep_s=0.2, batch=8, workers=2, cpu_share=0.1)
-    told = {data: "".join(advise_loader(waiting._replace(data=data), 2).sentences) for data in ("", "packed", "staged")}
-    assert "pack into shards and stage them" in told[""]
-    assert "stage the shards" in told["packed"] and "pack into" not in told["packed"]
-    assert "staged already" in told["staged"] and "pack into" not in told["staged"]
+    told = {
+        data: "".join(advise_loader(waiting._replace(data=data), 2).sentences) for data in ("", "sharded", "staged")
+    }
+    assert "write shards (shoal data shard) and stage them" in told[""]
+    assert "stage the shards" in told["sharded"] and "write shards" not in told["sharded"]
+    assert "staged already" in told["staged"] and "write shards" not in told["staged"]
 
 
-@pytest.mark.parametrize("kind", ["packed", "staged"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sharded", "staged"])
 def test_advise_knows_what_a_loader_of_shoal_reads(tmp_path: Path, kind: str) -> None:
     data = make_data(tmp_path)
     project = Project(tmp_path)

@@ -14,6 +14,8 @@ import shoal.data
 from data_sets import make_folder
 from shoal.data.shard_plan import ShardSettings
 
+pytestmark = pytest.mark.slow
+
 EPOCHS, SAMPLES = 2, 96
 
 #: Writes one line per batch: epoch, rank, keys.

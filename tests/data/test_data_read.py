@@ -82,6 +82,7 @@ def test_samples_that_lack_a_field_give_none_in_tuples_and_no_entry_in_dicts(tmp
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     world=st.integers(1, 9),
@@ -117,6 +118,7 @@ def test_ranks_can_be_made_equally_long(folder: Path, world: int, remainder: str
         assert len(seen) == 101 and sum(seen.values()) == 101 + -101 % world
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(stop=st.integers(0, 100), world=st.integers(1, 4), later=st.integers(1, 4), epoch=st.integers(0, 3))
 def test_a_stream_resumes_anywhere_with_any_number_of_ranks(
@@ -218,15 +220,16 @@ def test_what_is_read_soon_is_brought_to_memory_beside_the_program(tmp_path: Pat
     path.write_bytes(os.urandom(5 << 20))
 
     def is_cold() -> bool:
+        """Nothing of it is left: a part whose first byte is in memory is taken for read."""
         drop_cache(str(tmp_path))
-        return in_memory(path) < 0.5
+        return in_memory(path) == 0
 
-    if not is_cold():
+    if not any(is_cold() for _ in range(10)):
         pytest.skip("this file system does not forget what it has in memory")
     with path.open("rb") as file:
         prefetch.prefetch_ranges([(file.fileno(), part, 1 << 18) for part in range(0, 5 << 20, 1 << 18)])
         wait_until(lambda: in_memory(path) > 0.9, 60, "the places are in memory")
-    assert is_cold()
+    wait_until(is_cold, 60, "the file is forgotten")
     prefetch.prefetch_files([str(tmp_path / "gone"), str(path)])
     wait_until(lambda: in_memory(path) > 0.9, 60, "the file is in memory")
 
@@ -314,6 +317,7 @@ def test_a_data_set_travels_to_spawned_processes(data: Dataset) -> None:
     assert copy.batch([5, 50]) == data.batch([5, 50])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_plain_dataloader_with_a_distributed_sampler_reads_everything_once(

@@ -35,6 +35,7 @@ SAVE = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(lists=st.lists(ARGUMENTS, min_size=6, max_size=6))
 def test_arguments_arrive_unchanged_on_this_machine(
@@ -61,6 +62,7 @@ def test_every_nasty_word_arrives_unchanged_in_the_job(tmp_path: Path, cluster: 
     _submit_and_compare(tmp_path, lists, cluster)
 
 
+@pytest.mark.slow
 def test_settings_of_the_script_arrive_unchanged(tmp_path: Path) -> None:
     project = Project(tmp_path)
     values = {f"TEST_{index}": value for index, value in enumerate(NASTY)}
@@ -74,7 +76,7 @@ def _submit_and_compare(folder: Path, lists: list[list[str]], cluster: Sandbox) 
     project = _project(folder, lists, cluster)
     project.shoal("submit", "experiments/001_a", "-q")
     for index in range(len(lists)):
-        project.wait(f"001_a/{index:03}_save_0", "done")
+        project.wait(f"001_a/{index:03}_save_0", "completed")
     assert _received(project, len(lists)) == lists
 
 
@@ -86,7 +88,7 @@ def _project(folder: Path, lists: list[list[str]], cluster: Sandbox | None = Non
     with (project.root / "shoal.toml").open("a") as file:
         file.write(f"[steps.save]\ncommand = {command}\n")
     for index, words in enumerate(lists):
-        quoted = " ".join(shlex.quote(escape_placeholders(word)) for word in words)
+        quoted = " ".join(map(shlex.quote, escape_placeholders(words)))
         script = project.root / f"experiments/001_a/{index:03}_save_0.sh"
         script.parent.mkdir(exist_ok=True)
         script.write_bytes(os.fsencode(f'source "$(shoal shell)"\nsave --time=5 --mem=50 -- {quoted}\n'))

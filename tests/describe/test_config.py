@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +73,7 @@ def test_the_project_is_found_from_a_folder_below(tmp_path: Path) -> None:
 def test_no_shoal_toml_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         find_project(tmp_path, {})
-    assert caught.value.hint == "shoal init"
+    assert "shoal init" in (caught.value.hint or "")
     assert project_or_bare(tmp_path, {"HOME": str(tmp_path)}).toml is None
 
 
@@ -278,8 +278,8 @@ def test_the_scanner_agrees_with_tomllib_on_where_top_level_keys_are(pairs: list
         lines[number] = text.count("\n") + 1
         text += f"{key}.k{number} = {value} # end\n\n"
     try:
-        values: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        values: dict[str, Any] = tomli.loads(text)
+    except tomli.TOMLDecodeError:
         return
     document = Document("f", text)
     for outer, inner in values.items():

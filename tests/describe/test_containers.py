@@ -73,19 +73,19 @@ def test_pyxis_is_flags_of_srun() -> None:
 
 
 def test_one_container_stands_around_torchrun_and_its_ranks_are_started_by_the_images_python() -> None:
-    unit = RankGroup(
+    group = RankGroup(
         mode="torchrun", nodes=["n1"], processes=2, gpus=2, argv=["python", "train.py"], cwd="/proj", log="/log/",
         id="1-1", start=["python", "-m", "torch.distributed.run"],
         wrapper=["/host/python", "-I", "-S", "/home/agent.pyz"],
         around=["apptainer", "exec", "/img/torch.sif"], inner=["python", "-I", "-S", "/home/agent.pyz"],
     )  # fmt: skip
-    assert " ".join(launcher_argv(unit, 0, None)) == (
+    assert " ".join(launcher_argv(group, 0, None)) == (
         "apptainer exec /img/torch.sif python -m torch.distributed.run --standalone --nproc-per-node=2 "
-        "--max-restarts=0 --no-python python -I -S /home/agent.pyz rank /log/unit.json"
+        "--no-python python -I -S /home/agent.pyz rank /log/group.json"
     )
-    assert unit._replace(needs=["/"]).absent() is None
+    assert group._replace(needs=["/"]).absent() is None
     node = os.uname().nodename
-    assert unit._replace(needs=["/", "/not/there"]).absent() == (
+    assert group._replace(needs=["/", "/not/there"]).absent() == (
         f"there is no /not/there on {node}, and the container needs it"
     )
 
@@ -170,6 +170,7 @@ def test_an_unknown_runtime_is_answered_with_the_known_ones(tmp_path: Path) -> N
     assert "expected one of apptainer, charliecloud, none, podman, pyxis, singularity" in said
 
 
+@pytest.mark.slow
 def test_the_plan_and_its_script_show_the_container(tmp_path: Path) -> None:
     project = Project(
         tmp_path,
@@ -198,6 +199,7 @@ binds = ["$SCRATCH"]
     assert "container.runtime\tapptainer\tshoal.toml:" in shown
 
 
+@pytest.mark.slow
 def test_an_experiment_names_its_own_image_and_another_image_is_another_run(tmp_path: Path) -> None:
     project = Project(tmp_path, toml="\n[clusters.big.container]\nruntime = 'apptainer'\n")
     digests = set()
@@ -222,7 +224,7 @@ exp.submit()
 def test_runs_of_a_pack_cannot_be_contained_by_pyxis(tmp_path: Path) -> None:
     project = Project(tmp_path, toml="\n[clusters.big]\ncontainer = 'pyxis:/img/a.sqsh'\n")
     project.script("001_a/000_train_0.sh", "train")
-    done = project.shoal("plan", "experiments", "--on", "big", "--shape", "pack", "--slots", 2, code=2)
+    done = project.shoal("plan", "experiments", "--on", "big", "--layout", "pack", "--slots", 2, code=2)
     assert "runs of a pack are not started by srun" in done.err
     assert_clear_error(done, 2)
 
@@ -234,7 +236,7 @@ GENERATE = ("generate", "--config-file", "c.py", "--nodes", "2", "--gpus-per-nod
     ("launch", "line"),
     [
         ("process", '"${container[@]}" python ./torchtitan/train.py'),
-        ("torchrun", '"${container[@]}" torchrun --nnodes 2'),
+        ("torchrun", '"${container[@]}" torchrun --nnodes=2'),
         ("srun", """exec "$@"' rank \\\n    "${container[@]}" python"""),
         ("accelerate", """"${container[@]}" bash -c 'exec accelerate launch"""),
         ("deepspeed", """"${container[@]}" bash -c 'exec deepspeed"""),

@@ -8,6 +8,8 @@ import pytest
 
 from project import Project, assert_clear_error
 
+pytestmark = pytest.mark.slow
+
 PRETRAIN = "001_example/000_pretrain1_0"
 POSTTRAIN = "001_example/010_postrain32_0"
 
@@ -37,7 +39,7 @@ def folder(project: Project) -> str:
     "line", ["posttrain nowhere/at/all", "train -- exit=7", "train -- exit=7 | cat", "(train -- exit=7)", "evaluate_x"]
 )
 def test_a_step_that_fails_ends_the_script(project: Project, line: str) -> None:
-    script = project.script("001_example/010_postrain32_0.sh", line, "touch reached", "evaluate --again -- second")
+    script = project.script("001_example/010_postrain32_0.sh", line, "touch reached", "evaluate --rerun -- second")
     done = project.bash(script, code=None)
     if line == "evaluate_x":  # not a step: bash goes on, as it does
         assert (project.root / "reached").exists()
@@ -94,13 +96,13 @@ def test_a_resumed_run_is_told_of_settings_that_it_does_not_take(trained: Projec
         (("posttrain 000_pretrain1_0",), "posttrain 000_pretrain1_0 is not followed by a step"),
         (("posttrain 000_pretrain1_0 --gres=gpu:4",), "shoal.toml has no step 'posttrain', so posttrain takes"),
         (("posttrain a", "posttrain b", "train"), "'posttrain b' stands after 'posttrain a': a run has one start"),
-        (("posttrain a", "resume b", "train"), "'resume b' stands after 'posttrain a'"),
+        (("resume a", "posttrain b", "train"), "'posttrain b' stands after 'resume a'"),
         (("posttrain a", "train b"), "'train b' stands after 'posttrain a'"),
         (("posttrain a | cat", "train"), "posttrain a is not followed by a step"),
         (("resume 000_pretrain1_0", "train -- lr=3"), "an argument for the program has no effect"),
-        (("resume 000_pretrain1_0", "train --again"), "--again has no effect"),
+        (("resume 000_pretrain1_0", "train --rerun"), "--rerun has no effect"),
         (("resume 000_pretrain1_0", "evaluate"), "is a run of step 'train' and cannot be resumed by evaluate"),
-        (("train --shape pack",), "--shape is a flag of shoal submit, not of train"),
+        (("train --layout pack",), "--layout is a flag of shoal submit, not of train"),
     ],
 )
 def test_a_modifier_that_would_do_nothing_is_refused(trained: Project, lines: tuple[str, ...], message: str) -> None:

@@ -57,8 +57,9 @@ _WORDS = st.lists(st.sampled_from(["{", "}", "{{", "}}", "$", "lr", "x", "out", 
 
 @given(st.one_of(_WORDS, st.text()))
 def test_an_escaped_word_is_filled_to_itself_and_wants_nothing(text: str) -> None:
-    assert fill_placeholders(escape_placeholders(text), VALUES) == text
-    assert placeholder_names([escape_placeholders(text)]) == []
+    [escaped] = escape_placeholders([text])
+    assert fill_placeholders(escaped, VALUES) == text
+    assert placeholder_names([escaped]) == []
 
 
 @given(_WORDS)
@@ -103,6 +104,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path, toml=TOML.replace("PYTHON", words["PYTHON"]).replace("TRAIN", words["TRAIN"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -126,6 +128,7 @@ def test_a_placeholder_that_nothing_fills_is_refused_at_plan(project: Project, l
     assert not project.home.exists() and not list((project.root / "marks").iterdir())
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_set_fills_it(project: Project) -> None:
     script = project.script("001_a/000_train_0.sh", "train --on local -- route={route} out={output_dir}")
     project.shoal("submit", script, "--set", "route=town13,town15")
@@ -133,6 +136,7 @@ def test_a_parameter_that_is_set_fills_it(project: Project) -> None:
     assert mark["args"] == ["route=town13", f"out={mark['env']['SHOAL_OUTPUT_DIR']}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -142,30 +146,33 @@ def test_a_parameter_that_is_set_fills_it(project: Project) -> None:
         ('args = ["--d={dept}"]\n[sweep]\ndepth = [1]', "`args` has {dept}, but no parameter has this name; did you"),
     ],
 )
-def test_a_page_without_a_value_for_a_placeholder_is_refused(project: Project, lines: str, message: str) -> None:
-    page = project.write("experiments/001_a/000_train.toml", f'step = "train"\n{lines}\n')
-    assert_clear_error(project.shoal("plan", page, code=None), 2, message)
+def test_a_sweep_file_without_a_value_for_a_placeholder_is_refused(project: Project, lines: str, message: str) -> None:
+    sweep_file = project.write("experiments/001_a/000_train.toml", f'step = "train"\n{lines}\n')
+    assert_clear_error(project.shoal("plan", sweep_file, code=None), 2, message)
 
 
-def test_arguments_of_a_page_know_where_the_run_writes(project: Project) -> None:
-    page = project.write(
+@pytest.mark.slow
+def test_arguments_of_a_sweep_file_know_where_the_run_writes(project: Project) -> None:
+    sweep_file = project.write(
         "experiments/001_a/000_train.toml",
         'step = "train"\nargs = ["out={output_dir}", "{{x}}", "lr={lr}"]\nenv = { TEST_O = "{output_dir}/x" }\n'
         '[sweep]\nlr = [0.1]\nnote = ["{question}"]\n',
     )
-    project.shoal("submit", page, "--on", "local")
+    project.shoal("submit", sweep_file, "--on", "local")
     mark = project.marks("001_a/000_train")[0]
     out = mark["env"]["SHOAL_OUTPUT_DIR"]
     assert mark["args"] == [f"out={out}", "{x}", "lr=0.1", "--note={question}"] and mark["env"]["TEST_O"] == f"{out}/x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["{seed}", "{lr}", "{seed:03d}", "{output-dir}/x", "a {output_dir"])
 def test_a_value_with_a_placeholder_is_refused(project: Project, value: str) -> None:
     text = f'step = "train"\n[sweep]\nlr = [1]\nname = ["x", {json.dumps(value)}]\n'
-    page = project.write("experiments/001_a/000_train.toml", text)
-    assert_clear_error(project.shoal("plan", page, code=None), 2, repr(value), "nothing fills in a value")
+    sweep_file = project.write("experiments/001_a/000_train.toml", text)
+    assert_clear_error(project.shoal("plan", sweep_file, code=None), 2, repr(value), "nothing fills in a value")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "told"),
     [("{question}", True), ('{"a": 1}', False), ("${oc.env:X}", False), ("{lr: 0.1}", False), ("{{seed}}", False)],
@@ -178,6 +185,7 @@ def test_a_value_with_other_braces_arrives(project: Project, value: str, told: b
     assert ("reaches the program with its braces" in text_out) == told
 
 
+@pytest.mark.slow
 def test_a_shell_may_read_variables_and_braces_of_its_own(project: Project) -> None:
     project.script("001_a/000_fine_0.sh", "fine --on local")
     project.shoal("submit", "experiments/001_a")
@@ -185,6 +193,7 @@ def test_a_shell_may_read_variables_and_braces_of_its_own(project: Project) -> N
     assert "outputs/fine/001_a/000_fine_0" in log and "{lr: 1} {a,b} {lr:0.1} ${oc.env:X}" in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -209,12 +218,14 @@ def test_what_only_a_shell_understands_is_refused_in_a_command(tmp_path: Path, l
     assert_clear_error(project.shoal("plan", project.script("001_a/000_x_0.sh", "x"), code=None), 2, message)
 
 
+@pytest.mark.slow
 def test_quoted_operators_and_special_tokens_are_words(tmp_path: Path) -> None:
     words = "'>' '|' <pad> a>b 'x;' \"a && b\" http://x/?a=1&b=2"
     project = Project(tmp_path, toml=f"[steps.x]\ncommand = {json.dumps(f'python t.py {words}')}\n")
     assert project.shoal("plan", project.script("001_a/000_x_0.sh", "x"))
 
 
+@pytest.mark.slow
 def test_the_environment_of_a_step_is_filled_and_plain_braces_arrive(project: Project) -> None:
     exported = "{question} ${x} {{y}}"
     project.script("001_a/000_save_3.sh", f"export TEST_PROMPT={shlex.quote(exported)}", "save --on local")
@@ -226,6 +237,7 @@ def test_the_environment_of_a_step_is_filled_and_plain_braces_arrive(project: Pr
     assert env["TEST_JSON"] == '{"k": {}}' and env["TEST_PROMPT"] == exported
 
 
+@pytest.mark.slow
 def test_commands_of_a_file_keep_their_braces(project: Project) -> None:
     train = f"{sys.executable} -S {project.root}/train.py"
     commands = project.write("jobs.txt", f"{train} '{{x}}' '{{\"a\": {{}}}}'\n{train} ${{TEST_NOT_SET}}b '{{{{y}}}}'\n")
@@ -234,6 +246,7 @@ def test_commands_of_a_file_keep_their_braces(project: Project) -> None:
     assert sorted(mark["args"] for mark in marks) == [["b", "{{y}}"], ["{x}", '{"a": {}}']]
 
 
+@pytest.mark.slow
 def test_a_plain_batch_script_has_no_placeholders(project: Project) -> None:
     refused = project.shoal("generate", "--step", "config", code=None)
     assert_clear_error(refused, 2, "the command has {config}, which nothing fills in a plain batch script")
@@ -242,6 +255,7 @@ def test_a_plain_batch_script_has_no_placeholders(project: Project) -> None:
     assert "python t.py '{x}' '{\"a\":{}}'" in script
 
 
+@pytest.mark.slow
 def test_a_script_cannot_pass_what_only_its_run_has(project: Project) -> None:
     script = project.script("001_a/000_train_0.sh", "train -- --out $SHOAL_OUTPUT_DIR/x")
     for done in (

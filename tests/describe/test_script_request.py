@@ -54,6 +54,7 @@ def test_lines_of_a_quoted_text_belong_to_the_text(project: Project) -> None:
     assert planned(project, path).get("gpus") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("header", "late", "message"),
     [
@@ -72,6 +73,7 @@ def test_a_line_that_cannot_be_taken_over_is_refused(project: Project, header: s
     assert project.bash(path, code=None).code == 2 and not project.home.exists()
 
 
+@pytest.mark.slow
 def test_lines_that_shoal_answers_in_its_own_way_are_told(project: Project) -> None:
     header = (
         "#SBATCH --job-name=x\n#SBATCH -o out.txt\n##SBATCH --gres=gpu:8\n #SBATCH --gres=gpu:2\n#SBATCH --export=ALL"
@@ -90,4 +92,4 @@ def test_the_job_has_what_the_lines_ask_for(tmp_path: Path, cluster: Sandbox) ->
     (run,) = project.shoal("status", "--json", "--all").json["runs"]
     shown = cluster.run("scontrol", "show", "job", run["job_id"]).stdout
     assert "TimeLimit=00:17:00" in shown and "Comment=told" in shown and "mem=50M" in shown
-    project.wait("001_a/000_train_0", "done")
+    project.wait("001_a/000_train_0", "completed")

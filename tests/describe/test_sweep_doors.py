@@ -14,7 +14,7 @@ import shoal
 from project import Project
 
 COMMAND = '["python3", "-S", "train.py", "depth={depth}", "seed={seed}"]'
-PAGE = f"""\
+SWEEP_FILE = f"""\
 step = "train"
 command = {COMMAND}
 seeds = "0-2"
@@ -49,17 +49,18 @@ def names(project: Project, *words: object) -> list[str]:
     return [name.partition("/")[2] for name in plan(project, *words)]
 
 
-def page(project: Project, text: str, name: str = "000_train") -> Path:
+def sweep_file(project: Project, text: str, name: str = "000_train") -> Path:
     return project.write(f"experiments/002_depth/{name}.toml", text)
 
 
+@pytest.mark.slow
 def test_three_forms_of_one_sweep_give_the_same_runs(project: Project) -> None:
-    toml = plan(project, page(project, PAGE))
+    toml = plan(project, sweep_file(project, SWEEP_FILE))
     python = plan(project, project.write("experiments/002_depth/sweep.py", FILE))
-    bare = PAGE.replace('seeds = "0-2"\n', "").replace('[sweep]\ndepth = "4:12:4"\nlr = [0.1, 0.01]\n', "")
+    bare = SWEEP_FILE.replace('seeds = "0-2"\n', "").replace('[sweep]\ndepth = "4:12:4"\nlr = [0.1, 0.01]\n', "")
     bare = bare.replace("[request]", "[params]\ndepth = 1\n[request]")
     flags = ("--set", "depth=4:12:4", "--set", "lr=0.1,0.01", "--seeds", "0-2")
-    command_line = plan(project, page(project, bare), *flags)
+    command_line = plan(project, sweep_file(project, bare), *flags)
     assert set(toml) == set(python) == set(command_line)
     assert len(toml) == 18
     for name, run in toml.items():
@@ -69,7 +70,8 @@ def test_three_forms_of_one_sweep_give_the_same_runs(project: Project) -> None:
     assert toml["002_depth/000_train_depth4_lr0.01_2"]["args"] == ["--lr=0.01"]
 
 
-def test_a_python_file_called_after_its_step_names_its_runs_like_a_page(project: Project) -> None:
+@pytest.mark.slow
+def test_a_python_file_called_after_its_step_names_its_runs_like_a_sweep_file(project: Project) -> None:
     text = (
         "import shoal\nexp = shoal.Experiment('004_x')\nexp.add('train', seeds=0)\nexp.add('evaluate')\nexp.submit()\n"
     )
@@ -78,22 +80,24 @@ def test_a_python_file_called_after_its_step_names_its_runs_like_a_page(project:
         assert names == [f"004_x/{train}", "004_x/evaluate"]
 
 
-def test_a_plan_tells_requests_shapes_hours_and_scripts(project: Project) -> None:
-    told = project.shoal("plan", page(project, PAGE), "--on", "local")
+@pytest.mark.slow
+def test_a_plan_tells_requests_layouts_hours_and_scripts(project: Project) -> None:
+    told = project.shoal("plan", sweep_file(project, SWEEP_FILE), "--on", "local")
     assert "18 runs asked for; 18 to submit" in told.out and "1 node 1 GPU 00:20:00" in told.out
     assert "at most 6 GPU-hours and 6h00m from the first start to the last end" in told.out
-    document = project.shoal("plan", page(project, PAGE), "--json", "--on", "local").json
-    assert {(one["shape"], len(one["runs"])) for one in document["submissions"]} == {("job", 1)}
+    document = project.shoal("plan", sweep_file(project, SWEEP_FILE), "--json", "--on", "local").json
+    assert {(one["layout"], len(one["runs"])) for one in document["submissions"]} == {("job", 1)}
     assert all("exec" in one["script"] for one in document["submissions"])
 
 
+@pytest.mark.slow
 def test_a_bash_script_can_be_swept_as_well_and_gives_the_same_runs(project: Project) -> None:
     script = project.script("002_depth/000_train.sh", "train --time=20 -- depth={depth} '{{x}}'")
     bash = plan(project, script, "--set", "depth=4,8", "--set", "lr=0.1,0.2", "--seeds", "0-1")
     text = (
         'step = "train"\nseeds = "0-1"\nargs = ["depth={depth}", "{{x}}"]\n[sweep]\ndepth = [4, 8]\nlr = [0.1, 0.2]\n'
     )
-    toml = plan(project, page(project, text))
+    toml = plan(project, sweep_file(project, text))
     assert {name: run["digest"] for name, run in bash.items()} == {name: run["digest"] for name, run in toml.items()}
     assert bash["002_depth/000_train_depth4_lr0.1_0"]["args"] == ["depth=4", "{{x}}", "--lr=0.1"]
 
@@ -101,13 +105,14 @@ def test_a_bash_script_can_be_swept_as_well_and_gives_the_same_runs(project: Pro
 def test_the_program_gets_its_parameters(project: Project) -> None:
     text = 'step = "train"\nseeds = [3]\nenv = { TEST_D = "d{depth}" }\nargs = "seed={seed}"\n'
     text += "[sweep]\ndepth = [4]\nflag = [true]\n"
-    project.shoal("submit", page(project, text), "--on", "local")
+    project.shoal("submit", sweep_file(project, text), "--on", "local")
     mark = project.marks("002_depth/000_train_3")[0]
     assert mark["args"] == ["seed=3", "--depth=4", "--flag=true"]
     assert json.loads(mark["env"]["SHOAL_PARAMS"]) == {"depth": 4, "flag": True}
     assert mark["env"]["TEST_D"] == "d4"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "told"),
     [
@@ -122,9 +127,11 @@ def test_seeds_that_the_program_never_hears_of_are_told(project: Project, comman
     project.write("deaf.py", "print('the same numbers, three times')")
     project.write("hears.py", "import os; print(os.environ['SHOAL_SEED'])")
     text = f'seeds = "0-2"\nstep = "train"\ncommand = {json.dumps(command)}\n[sweep]\ndepth = [4, 8]\n'
-    notes = project.shoal("plan", "--json", "--on", "local", page(project, text)).json["notes"]
+    notes = project.shoal("plan", "--json", "--on", "local", sweep_file(project, text)).json["notes"]
     assert any("no argument of 000_train has the seed" in note for note in notes) == told
-    alone = project.shoal("plan", "--json", "--on", "local", page(project, text.replace("0-2", "7"))).json["notes"]
+    alone = project.shoal("plan", "--json", "--on", "local", sweep_file(project, text.replace("0-2", "7"))).json[
+        "notes"
+    ]
     assert not any("seed" in note for note in alone)
 
 
@@ -132,25 +139,29 @@ def test_a_step_says_how_parameters_are_passed(tmp_path: Path) -> None:
     extra = '[steps.hydra]\ncommand = "x"\nparams = "{name}={value}"\n[steps.silent]\ncommand = "x"\nparams = "none"\n'
     project = Project(tmp_path, toml=extra)
     text = 'step = "hydra"\n[sweep]\noptim.lr = [0.1, 1e-5]\n'
-    assert [run["args"] for run in plan(project, page(project, text)).values()] == [
+    assert [run["args"] for run in plan(project, sweep_file(project, text)).values()] == [
         ["optim.lr=0.1"],
         ["optim.lr=1e-05"],
     ]
-    assert [run["args"] for run in plan(project, page(project, text.replace("hydra", "silent"))).values()] == [[], []]
+    assert [run["args"] for run in plan(project, sweep_file(project, text.replace("hydra", "silent"))).values()] == [
+        [],
+        [],
+    ]
 
 
 def test_names_show_only_what_varies(project: Project) -> None:
     text = (
         'step = "train"\n[params]\nwidth = 8\n[sweep]\nlr = [0.1, 0.01]\ndepth = [4]\n[derived]\nn = "int(lr * 100)"\n'
     )
-    assert names(project, page(project, text)) == ["000_train_lr0.1", "000_train_lr0.01"]
+    assert names(project, sweep_file(project, text)) == ["000_train_lr0.1", "000_train_lr0.01"]
 
 
 def submit(project: Project, text: str) -> dict[str, str]:
-    told = project.shoal("submit", "--json", "-q", "--on", "local", page(project, text)).json["runs"]
+    told = project.shoal("submit", "--json", "-q", "--on", "local", sweep_file(project, text)).json["runs"]
     return {run["name"].partition("/")[2]: run["did"] for run in told}
 
 
+@pytest.mark.slow
 def test_a_value_or_a_seed_that_is_added_leaves_what_exists_alone(project: Project) -> None:
     text = 'step = "train"\nseeds = "0-1"\n[sweep]\ndepth = [4]\nlr = [0.1, 0.2]\n'
     assert set(submit(project, text).values()) == {"ran"}
@@ -167,6 +178,7 @@ def test_a_value_or_a_seed_that_is_added_leaves_what_exists_alone(project: Proje
     }
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_added_with_its_default_leaves_what_exists_alone(project: Project) -> None:
     command = '["python3", "-S", "train.py", "--lr", "{lr}"]'
     text = f'step = "train"\ncommand = {command}\n[sweep]\nlr = [0.1, 0.2]\n'
@@ -183,6 +195,7 @@ def test_a_parameter_that_is_added_with_its_default_leaves_what_exists_alone(pro
     assert project.marks("002_depth/000_train_lr0.1_wd1")[0]["args"] == ["--lr", "0.1", "--wd", "1"]
 
 
+@pytest.mark.slow
 def test_changed_parameters_are_new_runs(project: Project) -> None:
     text = 'step = "train"\n[params]\nwidth = 8\n[sweep]\nlr = [0.1, 0.2]\n'
     submit(project, text)
@@ -196,28 +209,29 @@ def test_changed_parameters_are_new_runs(project: Project) -> None:
     }
 
 
+@pytest.mark.slow
 def test_files_can_be_the_values_of_a_sweep(project: Project) -> None:
     for number in (2, 1):
         project.write(f"routes/town/r{number}.xml", "")
-    found = plan(project, page(project, 'step = "train"\n[sweep]\nroute = { stems = "routes/**/*.xml" }\n'))
+    found = plan(project, sweep_file(project, 'step = "train"\n[sweep]\nroute = { stems = "routes/**/*.xml" }\n'))
     assert [run["params"]["route"] for run in found.values()] == ["r1", "r2"]
-    found = plan(project, page(project, 'step = "train"\n[sweep]\nroute = { files = "routes/**/*.xml" }\n'))
+    found = plan(project, sweep_file(project, 'step = "train"\n[sweep]\nroute = { files = "routes/**/*.xml" }\n'))
     assert [run["params"]["route"] for run in found.values()] == ["routes/town/r1.xml", "routes/town/r2.xml"]
     for wrong, words in (("nothing/*.xml", "no file matches"), ("/etc/*", "below the project"), ("../*", "below the")):
-        bad = page(project, f'step = "train"\n[sweep]\nroute = {{ files = "{wrong}" }}\n')
+        bad = sweep_file(project, f'step = "train"\n[sweep]\nroute = {{ files = "{wrong}" }}\n')
         done = project.shoal("plan", bad, code=2)
         assert words in done.err and "000_train.toml:3" in done.err
 
 
 def test_long_names_are_cut_and_kept_apart(project: Project) -> None:
     long = ", ".join(f'"{"x" * 70}{end}"' for end in "ab")
-    found = names(project, page(project, f'step = "train"\nseeds = "0"\n[sweep]\nnote = [{long}]\n'))
+    found = names(project, sweep_file(project, f'step = "train"\nseeds = "0"\n[sweep]\nnote = [{long}]\n'))
     assert len(set(found)) == 2 and all(len(name) <= 80 and name.endswith("_0") for name in found)
 
 
 def test_strange_values_make_safe_names(project: Project) -> None:
     text = 'step = "train"\n[sweep]\ndata = ["a/b", "ä ö", "-3", "..", "$(x)"]\nz = [-1, 2]\n'
-    found = names(project, page(project, text))
+    found = names(project, sweep_file(project, text))
     assert len(set(found)) == 10
     assert all(all(letter.isalnum() or letter in "._-" for letter in name) and name.isascii() for name in found)
 
@@ -234,12 +248,13 @@ def test_strange_values_make_safe_names(project: Project) -> None:
         ('step = "train"\n[sweep]\na = "1:1000"\nb = "1:1000"\nc = "1:10"\n', "10,000,000 runs"),
     ],
 )
-def test_mistakes_on_a_page_end_with_code_2_and_its_name(project: Project, text: str, words: str) -> None:
-    done = project.shoal("plan", page(project, text), code=2)
+def test_mistakes_on_a_sweep_file_end_with_code_2_and_its_name(project: Project, text: str, words: str) -> None:
+    done = project.shoal("plan", sweep_file(project, text), code=2)
     assert words in done.err and "000_train.toml" in done.err
     assert not (project.home / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_python_file_that_fails_or_adds_nothing_is_told(project: Project) -> None:
     cases = {
         "raise SystemExit(3)": "exit code 3",
@@ -260,6 +275,7 @@ def test_a_python_file_that_fails_or_adds_nothing_is_told(project: Project) -> N
     assert "s.py:3: zipped lists must be equally long" in by_hand.stderr
 
 
+@pytest.mark.slow
 def test_a_python_file_run_by_hand_submits_and_a_loop_is_named_like_a_grid(project: Project) -> None:
     text = """\
 import shoal
@@ -269,12 +285,15 @@ for model in "sl":
     exp.add("train", params={"model": model}, derived={"steps": STEPS[model, 64], "t": "look[model, 64]"},
             tables={"look": STEPS}, seeds=range(2))
 print([run.name for run in exp.runs(__file__.rpartition("/")[0])])
-exp.submit(on="local", quiet=True)
+print([run.name for run in exp.submit(on="local")])
+print([run.state for run in exp.wait()], [row["name"] for row in exp.results()])
 """
     file = project.write("experiments/003_muon/sweep.py", text)
     done = project.run([sys.executable, file])
     wanted = [f"003_muon/train_model-{model}_{seed}" for model in "sl" for seed in (0, 1)]
-    assert done.out.splitlines() == [str(wanted), *wanted]
+    groups = ["003_muon/train_model-s", "003_muon/train_model-l"]
+    states = ["completed"] * 4
+    assert done.out.splitlines() == [str(wanted), str(wanted), f"{states} {sorted(groups)}"] and done.err == ""
     assert project.marks(wanted[-1])[0]["args"] == ["--model=l", "--steps=400", "--t=400"]
     assert all(run["left_alone"] for run in plan(project, file).values())
 

@@ -124,11 +124,11 @@ def test_dotted_names_are_parameters_like_any_other() -> None:
 
 
 def test_more_samples_keep_the_first_ones_and_another_drawn_parameter_changes_none() -> None:
-    few = params("samples = { count = 3, seed = 1 }\n[sweep]\nlr = { log_uniform = [1e-4, 1e-1] }")
+    few = params("num_samples = 3\nsample_seed = 1\n[sweep]\nlr = { log_uniform = [1e-4, 1e-1] }")
     more = params(
-        "samples = { count = 5, seed = 1 }\n[sweep]\nlr = { log_uniform = [1e-4, 1e-1] }\nn = { integers = [1, 1000] }"
+        "num_samples = 5\nsample_seed = 1\n[sweep]\nlr = { log_uniform = [1e-4, 1e-1] }\nn = { integers = [1, 1000] }"
     )
-    other = params("samples = { count = 3, seed = 2 }\n[sweep]\nlr = { log_uniform = [1e-4, 1e-1] }")
+    other = params("num_samples = 3\nsample_seed = 2\n[sweep]\nlr = { log_uniform = [1e-4, 1e-1] }")
     assert [one["lr"] for one in more[:3]] == [one["lr"] for one in few]
     assert few != other
     assert all(1e-4 <= float(str(one["lr"])) <= 1e-1 for one in more)
@@ -212,9 +212,9 @@ def test_ten_million_combinations_are_refused_without_being_built() -> None:
         ("[sweep]\nlr = [0.1, 0.1]", "twice"),
         ("[sweep]\nlr = []", "no values"),
         ("[sweep]\nlr = [[1]]", "a parameter is"),
-        ("[sweep]\nlr = { uniform = [0, 1] }", "how often"),
-        ("samples = 3\n[sweep]\nlr = [1]", "nothing is drawn"),
-        ("samples = 3\n[sweep]\nlr = { uniform = [1, 0] }", "nothing lies between"),
+        ("[sweep]\nlr = { uniform = [0, 1] }", "num_samples is not set"),
+        ("num_samples = 3\n[sweep]\nlr = [1]", "nothing is drawn"),
+        ("num_samples = 3\n[sweep]\nlr = { uniform = [1, 0] }", "nothing lies between"),
         ("[params]\nlr = 1\n[sweep]\nlr = [2]", "described twice"),
         ("[sweep]\n_x = [2]", "_ in front"),
         ('[sweep]\n"a b" = [2]', "cannot be a parameter"),

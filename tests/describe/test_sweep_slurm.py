@@ -16,7 +16,7 @@ from waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
-PAGE = """\
+SWEEP_FILE = """\
 step = "train"
 seeds = "0-3"
 args = ["wait=go"]
@@ -34,7 +34,7 @@ def project(tmp_path: Path, cluster: Sandbox) -> Iterator[Project]:
     cancel_all(cluster)
 
 
-def page(project: Project, text: str = PAGE) -> Path:
+def sweep_file(project: Project, text: str = SWEEP_FILE) -> Path:
     return project.write("experiments/002_depth/000_train.toml", text)
 
 
@@ -47,52 +47,52 @@ def go(project: Project) -> None:
 
 
 def wait_all_done(project: Project, count: int) -> None:
-    wait_until(lambda: states(project) == {"done": count}, 120, f"{count} runs are done", poll_s=0.5)
+    wait_until(lambda: states(project) == {"completed": count}, 120, f"{count} runs completed", poll_s=0.5)
 
 
 def test_many_equal_runs_are_as_many_arrays_as_the_limit_demands(tmp_path: Path, make_sandbox: MakeSandbox) -> None:
     sandbox = make_sandbox("arrays", settings=(("MaxArraySize", "5"),))
     project = Project(tmp_path, sandbox)
     go(project)
-    project.shoal("submit", page(project))
+    project.shoal("submit", sweep_file(project))
     assert len(project.submissions()) == 3
     wait_all_done(project, 12)
     project.assert_ran_once(*project.status())
-    again = project.shoal("submit", page(project))
+    again = project.shoal("submit", sweep_file(project))
     assert "12 runs: 12 left alone" in again.out
     assert len(project.submissions()) == 3
     cancel_all(sandbox)
 
 
 def test_a_sweep_that_shrinks_is_told_and_pruned_only_on_request(project: Project) -> None:
-    project.shoal("submit", page(project))
+    project.shoal("submit", sweep_file(project))
     for name in project.status():
         project.wait_started(name)
-    smaller = page(project, PAGE.replace("[0.1, 0.2, 0.3]", "[0.1, 0.3]").replace("0-3", "0-1"))
+    smaller = sweep_file(project, SWEEP_FILE.replace("[0.1, 0.2, 0.3]", "[0.1, 0.3]").replace("0-3", "0-1"))
     plan = project.shoal("plan", "--json", smaller).json
     gone = {run["name"] for run in plan["removed"]}
     assert len(gone) == 8 and all(run["left_alone"] for run in plan["runs"])
     told = project.shoal("submit", smaller)
-    assert "8 live runs are no longer described" in told.err
+    assert "8 active runs are no longer described" in told.err
     assert states(project) == {"running": 12}
     names = sorted((project.home / "sweeps").rglob("*"))
-    other = page(project, smaller.read_text().replace("[0.1, 0.3]", "[0.1, 0.4]").replace("wait=go", "wait=stop"))
+    other = sweep_file(project, smaller.read_text().replace("[0.1, 0.3]", "[0.1, 0.4]").replace("wait=go", "wait=stop"))
     refused = project.shoal("submit", "--prune", other, code=2)
     assert "with other settings" in refused.err
     assert states(project) == {"running": 12}, "an order that is refused cancels nothing"
     assert sorted((project.home / "sweeps").rglob("*")) == names, "and keeps no names"
-    smaller = page(project, PAGE.replace("[0.1, 0.2, 0.3]", "[0.1, 0.3]").replace("0-3", "0-1"))
+    smaller = sweep_file(project, SWEEP_FILE.replace("[0.1, 0.2, 0.3]", "[0.1, 0.3]").replace("0-3", "0-1"))
     pruned = project.shoal("submit", "--prune", "--json", smaller).json["runs"]
     assert {run["name"] for run in pruned if run["did"] == "cancelled"} == gone
     for name in gone:
         project.wait(name, "cancelled")
     go(project)
-    wait_until(lambda: states(project) == {"done": 4, "cancelled": 8}, 60, "the rest is done")
+    wait_until(lambda: states(project) == {"completed": 4, "cancelled": 8}, 60, "the rest completed")
 
 
-def test_different_requests_become_different_arrays_and_at_once_holds_over_all(project: Project) -> None:
-    text = PAGE.replace('seeds = "0-3"', 'seeds = "0-1"') + '[[requests]]\nwhen = "lr > 0.25"\ncpus = 2\n'
-    project.shoal("submit", "--at-once", "1", page(project, text))
+def test_different_requests_become_different_arrays_and_max_parallel_holds_over_all(project: Project) -> None:
+    text = SWEEP_FILE.replace('seeds = "0-3"', 'seeds = "0-1"') + '[[requests]]\nwhen = "lr > 0.25"\ncpus = 2\n'
+    project.shoal("submit", "--max-parallel", "1", sweep_file(project, text))
     assert len(project.submissions()) == 2
     wait_until(lambda: states(project)["running"] == 1, 60, "one run is under way")
     jobs = project.queue("%E|%t")

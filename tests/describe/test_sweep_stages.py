@@ -41,18 +41,18 @@ def write(project: Project, code: str = "0") -> Path:
 
 def spec(name: str, *parents: str) -> RunSpec:
     return RunSpec(
-        experiment="e", stem=name, order=None, step="s", step_kind="s", seed=None, command=["x"], cwd="/", output="o",
+        experiment="e", stem=name, number=None, step="s", step_kind="s", seed=None, command=["x"], cwd="/", output="o",
         parents=[f"e/{parent}" for parent in parents],
     )  # fmt: skip
 
 
 def test_parents_come_first_and_a_bad_one_holds_its_own_branch_alone() -> None:
     runs = [spec("c", "b"), spec("b", "a"), spec("a"), spec("z", "old"), spec("y", "bad"), spec("x", "y")]
-    placed, held = order_runs([PlannedRun(one) for one in runs], {"e/old": "done", "e/bad": "failed"})
+    placed, held = order_runs([PlannedRun(one) for one in runs], {"e/old": "completed", "e/bad": "failed"})
     assert [run.spec.stem for run in placed] == ["a", "b", "c", "z"]
     assert [run.needs for run in placed] == [(), ("e/a",), ("e/b",), ()]
     assert {one.run.spec.stem: one.reason for one in held} == {
-        "y": "its parent e/bad is failed",
+        "y": "its parent e/bad failed",
         "x": "its parent e/y waits itself",
     }
 
@@ -86,6 +86,7 @@ def test_one_job_is_replaced_in_a_dependency_and_no_other(waits: str, now: str |
     assert replace_job(waits, "12", "99") == now
 
 
+@pytest.mark.slow
 def test_stages_run_one_after_another_on_this_machine(tmp_path: Path) -> None:
     project = Project(tmp_path)
     folder = write(project)
@@ -93,13 +94,14 @@ def test_stages_run_one_after_another_on_this_machine(tmp_path: Path) -> None:
     plan = project.shoal("plan", "--json", "--on", "local", folder).json
     assert len(plan["runs"]) == 7
     project.shoal("submit", folder, "--on", "local", "-q")
-    assert {run["state"] for run in project.status().values()} == {"done"}
+    assert {run["state"] for run in project.status().values()} == {"completed"}
     post = project.marks("001_lead/010_posttrain_1")[0]["env"]
     assert post["SHOAL_START_FROM"].endswith("model_7.pth") and "000_pretrain" in post["SHOAL_PARENT_DIR"]
     evaluated = project.marks("001_lead/020_evaluate_2")[0]["args"][0]
     assert evaluated.endswith("model_9.pth") and "010_posttrain_2" in evaluated
 
 
+@pytest.mark.slow
 def test_a_failed_parent_stops_its_branch_and_a_later_submit_goes_on(tmp_path: Path) -> None:
     project = Project(tmp_path)
     folder = write(project, "5 if seed == 1 else 0")
@@ -107,18 +109,19 @@ def test_a_failed_parent_stops_its_branch_and_a_later_submit_goes_on(tmp_path: P
     told = project.shoal("submit", folder, "--on", "local", "--json", code=4).json["runs"]
     assert {run["name"][9:]: run["did"] for run in told}["020_evaluate_1"] == "held"
     states = {name[9:]: run["state"] for name, run in project.status().items()}
-    assert states["010_posttrain_1"] == "failed" and states["020_evaluate_0"] == states["020_evaluate_2"] == "done"
+    assert states["010_posttrain_1"] == "failed" and states["020_evaluate_0"] == states["020_evaluate_2"] == "completed"
     assert "020_evaluate_1" not in states
     write(project)
     again = project.shoal("submit", folder, "--on", "local", "--json").json["runs"]
     assert sorted(run["name"][9:] for run in again if run["did"] == "ran") == ["010_posttrain_1", "020_evaluate_1"]
-    assert {run["state"] for run in project.status().values()} == {"done"}
+    assert {run["state"] for run in project.status().values()} == {"completed"}
 
 
+@pytest.mark.slow
 def test_a_parent_without_a_good_checkpoint_is_told_before_anything_is_queued(tmp_path: Path) -> None:
     project = Project(tmp_path)
-    page = project.write("experiments/001_lead/000_pretrain.toml", 'step = "train"\n')
-    project.shoal("submit", page, "--on", "local", "-q")
+    sweep_file = project.write("experiments/001_lead/000_pretrain.toml", 'step = "train"\n')
+    project.shoal("submit", sweep_file, "--on", "local", "-q")
     output = Path(project.status()["001_lead/000_pretrain"]["output_dir"])
     child = project.write("experiments/001_lead/010_post.toml", 'step = "posttrain"\nstart_from = "000_pretrain"\n')
     (output / "model_1.pth").touch()
@@ -129,6 +132,7 @@ def test_a_parent_without_a_good_checkpoint_is_told_before_anything_is_queued(tm
     project.shoal("submit", child, "--on", "local", "-q")
 
 
+@pytest.mark.slow
 def test_an_unknown_parent_and_a_circle_in_files_end_with_code_2(tmp_path: Path) -> None:
     project = Project(tmp_path)
     folder = write(project)
@@ -157,7 +161,7 @@ def test_a_graph_of_three_stages_with_seeds_waits_in_slurm(tmp_path: Path, slurm
     assert len(rows) == 7 and sum("PENDING|afterok" in row for row in rows) == 6
     (project.root / "go").touch()
     for seed in (0, 2):
-        project.wait(f"001_lead/020_evaluate_{seed}", "done")
+        project.wait(f"001_lead/020_evaluate_{seed}", "completed")
     project.wait("001_lead/010_posttrain_1", "failed")
     ended = project.wait("001_lead/020_evaluate_1")
     assert ended["state"] in ("cancelled", "lost"), ended
@@ -172,7 +176,7 @@ def test_a_parent_that_goes_on_in_a_follow_up_takes_its_children_along(tmp_path:
 command = [{json.dumps(sys.executable)}, "slow.py"]
 checkpoint = "model_*.pth"
 request = {{ time = "5m", memory = "50M" }}
-survive = {{ continue_code = 85, follow_ups = 3 }}
+recovery = {{ continue_exit_code = 85, max_follow_ups = 3 }}
 """
     project = Project(tmp_path, slurm, toml=toml)
     project.write(
@@ -189,7 +193,7 @@ survive = {{ continue_code = 85, follow_ups = 3 }}
     project.shoal("submit", project.root / "experiments" / "001_lead")
     (project.root / "go").touch()
     for seed in (0, 1):
-        project.wait(f"001_lead/010_evaluate_{seed}", "done", deadline_s=120)
+        project.wait(f"001_lead/010_evaluate_{seed}", "completed", deadline_s=120)
         assert project.marks(f"001_lead/010_evaluate_{seed}")[0]["args"][0].endswith("model_3.pth")
     assert len(project.records("001_lead/000_slow", "attempt.*.end")) == 3
 
@@ -202,7 +206,10 @@ def test_stages_wait_on_disk_under_a_budget_as_well(tmp_path: Path, slurm: Sandb
     project.wait_started("001_lead/000_pretrain")
     (project.root / "go").touch()
     wait_until(
-        lambda: {run["state"] for run in project.status().values()} == {"done"}, 120, "all seven are done", poll_s=0.5
+        lambda: {run["state"] for run in project.status().values()} == {"completed"},
+        120,
+        "all seven completed",
+        poll_s=0.5,
     )
     assert len(project.status()) == 7
 
@@ -226,7 +233,7 @@ def test_bash_scripts_build_on_each_other_by_name_in_one_submit(tmp_path: Path, 
     assert len(rows) == 7 and sum("PENDING|afterok" in row for row in rows) == 6
     (project.root / "go").touch()
     for seed in range(3):
-        project.wait(f"001_lead/020_evaluate_{seed}", "done")
+        project.wait(f"001_lead/020_evaluate_{seed}", "completed")
         mark = project.marks(f"001_lead/010_posttrain_{seed}")[0]
         assert mark["env"]["SHOAL_START_FROM"].endswith("model_7.pth")
         assert f"010_posttrain_{seed}/" in project.marks(f"001_lead/020_evaluate_{seed}")[0]["args"][0]
@@ -234,7 +241,8 @@ def test_bash_scripts_build_on_each_other_by_name_in_one_submit(tmp_path: Path, 
     assert {run["did"] for run in project.shoal("submit", "--json", folder).json["runs"]} == {"left alone"}
 
 
-def test_a_script_names_its_seeds_and_its_parent_like_a_page(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_script_names_its_seeds_and_its_parent_like_a_sweep_file(tmp_path: Path) -> None:
     project = Project(tmp_path)
     folder = scripts(project)
     planned = {run["name"]: run["parents"] for run in project.shoal("plan", folder, "--json").json["runs"]}

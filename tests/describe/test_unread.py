@@ -9,10 +9,12 @@ import pytest
 
 from project import Project, assert_clear_error
 
+pytestmark = pytest.mark.slow
+
 SWEEP = 'step = "{step}"\n[sweep]\nlr = [0.001, 0.01]\n'
 
 
-def page(project: Project, step: str, more: str = "") -> Path:
+def sweep_file(project: Project, step: str, more: str = "") -> Path:
     return project.write("experiments/001_a/000_x.toml", SWEEP.format(step=step) + more)
 
 
@@ -38,7 +40,7 @@ def test_swept_values_that_end_at_a_shell_are_refused(tmp_path: Path, command: l
     project = with_command(tmp_path, command)
     project.write("job.sh", "#!/bin/bash\npython train.py --lr 1e-3\n").chmod(0o755)
     for words in (("plan",), ("submit", "--on", "local")):
-        refused = project.shoal(*words, page(project, "x"), code=None)
+        refused = project.shoal(*words, sweep_file(project, "x"), code=None)
         assert_clear_error(refused, 2, "does not reach the program of 001_a/000_x_lr0.001", message)
     assert project.status() == {}
 
@@ -59,7 +61,7 @@ def test_swept_values_that_end_at_a_shell_are_refused(tmp_path: Path, command: l
 def test_swept_values_that_a_shell_passes_on_reach_the_program(tmp_path: Path, command: list[str]) -> None:
     project = with_command(tmp_path, command)
     project.write("job.sh", '#!/bin/bash\nexec echo got "$@"\n').chmod(0o755)
-    done = project.shoal("submit", "--on", "local", page(project, "x"))
+    done = project.shoal("submit", "--on", "local", sweep_file(project, "x"))
     assert "does not use" not in done.err
     for lr in ("0.001", "0.01"):
         line = next(line for line in project.shoal("logs", f"000_x_lr{lr}").out.splitlines() if "got" in line)
@@ -81,7 +83,7 @@ def test_swept_values_that_a_shell_passes_on_reach_the_program(tmp_path: Path, c
 def test_arguments_that_a_shell_only_mentions_are_told(tmp_path: Path, text: str) -> None:
     project = with_command(tmp_path, ["bash", "job.sh"])
     project.write("job.sh", text)
-    done = project.shoal("plan", page(project, "x"))
+    done = project.shoal("plan", sweep_file(project, "x"))
     assert "job.sh uses its arguments only in comments, quotes, functions and what it prints" in done.out + done.err
 
 
@@ -101,14 +103,14 @@ def test_arguments_that_a_shell_only_mentions_are_told(tmp_path: Path, text: str
 def test_arguments_that_a_shell_uses_are_not_told(tmp_path: Path, text: str) -> None:
     project = with_command(tmp_path, ["bash", "job.sh"])
     project.write("job.sh", text)
-    done = project.shoal("plan", page(project, "x"))
+    done = project.shoal("plan", sweep_file(project, "x"))
     assert "does not reach the program" not in done.out + done.err
 
 
 def test_a_script_that_sources_another_may_use_them_there_and_is_told(tmp_path: Path) -> None:
     project = with_command(tmp_path, ["bash", "job.sh"])
     project.write("job.sh", "source options.sh\npython train.py\n")
-    done = project.shoal("plan", page(project, "x"))
+    done = project.shoal("plan", sweep_file(project, "x"))
     assert "does not use its arguments (unless a file that it sources does)" in done.out + done.err
 
 
@@ -131,7 +133,7 @@ def test_arguments_of_a_script_are_refused_as_well(tmp_path: Path) -> None:
 )
 def test_values_that_no_argument_has_are_told(tmp_path: Path, command: list[str], told: bool) -> None:
     project = with_command(tmp_path, command, 'params = "none"\n')
-    done = project.shoal("plan", page(project, "x"))
+    done = project.shoal("plan", sweep_file(project, "x"))
     assert ("no argument of 000_x has lr: put {lr} into its command" in done.out + done.err) == told
 
 

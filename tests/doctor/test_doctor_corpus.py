@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomli
 
 from shoal.batch.directives import read_text
 from shoal.doctor.check import DiskFiles, check_script, find_files
@@ -44,7 +44,7 @@ def test_the_corpus_is_large_enough_and_every_script_is_described() -> None:
     names = {str(path.relative_to(CORPUS)) for path in scripts()}
     assert len(names) >= 60
     if "SHOAL_ACCEPT" not in os.environ:
-        assert names == set(tomllib.loads(EXPECTED.read_text()))
+        assert names == set(tomli.loads(EXPECTED.read_text()))
 
 
 @pytest.mark.parametrize("path", scripts(), ids=lambda path: path.stem)
@@ -52,11 +52,11 @@ def test_a_script_has_the_findings_that_are_expected(path: Path, monkeypatch: py
     found = words(findings_of(path, monkeypatch))
     name = str(path.relative_to(CORPUS))
     if "SHOAL_ACCEPT" in os.environ:
-        known = tomllib.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
+        known = tomli.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
         known[name] = found
         lines = [f"{json.dumps(key)} = {json.dumps(known[key], indent=2)}" for key in sorted(known)]
         EXPECTED.write_text("\n".join(lines) + "\n")
-    assert found == tomllib.loads(EXPECTED.read_text())[name], "accept with SHOAL_ACCEPT=1"
+    assert found == tomli.loads(EXPECTED.read_text())[name], "accept with SHOAL_ACCEPT=1"
 
 
 @pytest.mark.parametrize("path", find_files([CORPUS / "good"]), ids=lambda path: path.stem)

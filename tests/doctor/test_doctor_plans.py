@@ -13,8 +13,7 @@ from shoal.batch.sbatch_flags import parse_flags
 from shoal.describe.cluster import Cluster
 from shoal.doctor import rules
 from shoal.doctor.finding import RULES, CheckFacts, Finding
-from shoal.doctor.planned import planned_job
-from shoal.doctor.submit_checks import run_findings
+from shoal.doctor.submit_checks import planned_job, run_findings
 from shoal.job.launch.geometry import LAUNCH_MODES
 from shoal.model import LaunchSettings, Request, RunSpec
 from shoal.plan.sbatch_options import resolve_request
@@ -51,7 +50,7 @@ class Plan:
         env: dict[str, str] | None = None,
     ) -> RunSpec:
         return RunSpec(
-            experiment="001_a", stem="000_train_0", order=0, step="train", step_kind="train", seed=0,
+            experiment="001_a", stem="000_train_0", number=0, step="train", step_kind="train", seed=0,
             command=list(command), args=list(args), cwd=str(self.folder), output="out", launch=launch,
             launch_settings=settings, flags=list(flags), env=env or {},
         )  # fmt: skip
@@ -247,7 +246,7 @@ _WORDS = st.sampled_from(
 def test_no_words_break_a_rule(mode: str, words: list[str], options: list[str], nodes: int, gpus: int) -> None:
     rules.load_rules()
     spec = RunSpec(
-        experiment="e", stem="s", order=0, step="t", step_kind="t", seed=0, command=words, cwd="/nowhere", output="o",
+        experiment="e", stem="s", number=0, step="t", step_kind="t", seed=0, command=words, cwd="/nowhere", output="o",
         launch=mode, launch_settings=LaunchSettings(options=options),
     )  # fmt: skip
     request = Request(nodes=nodes, gpus=gpus, cpus=8)
@@ -267,6 +266,7 @@ launch = {launch}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launch", "nodes", "code", "words"),
     [

@@ -40,7 +40,7 @@ def test_a_warning_is_told_and_does_not_stop(tmp_path: Path, quiet_cluster: Sand
     done = project.shoal("submit", "experiments/001_a")
     assert "note: D10: --time=24 is 24m for Slurm" in done.err
     assert "note: D14: --mem=50 is 50 MB" in done.err
-    project.wait("001_a/000_train_0", "done")
+    project.wait("001_a/000_train_0", "completed")
 
 
 @pytest.mark.slurm
@@ -68,7 +68,11 @@ def test_our_own_batch_scripts_are_clean(tmp_path: Path, quiet_cluster: Sandbox)
 def test_what_shoal_generates_is_clean(tmp_path: Path) -> None:
     toml = '[clusters.c]\nmatch = { host = "*" }\ngpus_per_node = 8\ncpus_per_node = 64\nmemory_per_node = "500G"\n'
     project = Project(tmp_path, toml=toml)
-    for gpus, words in ((8, ["--use-ddp", "--nodes", "1"]), (8, ["--use-ddp", "--nodes", "4"]), (1, ["--nodes", "1"])):
+    for gpus, words in (
+        (8, ["--use-ddp", "--nodes", "1"]),
+        (8, ["--use-ddp", "--nodes", "4"]),
+        (1, ["--launch", "process", "--nodes", "1"]),
+    ):
         out = project.shoal("generate", "--config-file", "c.toml", "--on", "c", "--gpus-per-node", gpus, *words).out
         (project.root / "logs").mkdir(exist_ok=True)
         found = check_text(out, str(project.root / "job.sh"))
@@ -91,13 +95,23 @@ request = {{ gpus = 2 }}
 def test_a_packed_run_is_looked_at_with_what_it_gets_of_the_allocation(tmp_path: Path, words: tuple[object]) -> None:
     """Its node has eight GPUs, or there are two: the run has two GPUs on one of them."""
     project = Project(tmp_path, toml=PACKED.format(processes=2))
-    page = project.write("experiments/001_a/000_ddp.toml", 'step = "ddp"\nseeds = "0-7"\n')
-    pack = ("submit", page, "--shape", "pilots" if "--pilots" in words else "pack", *words, "--on", "c", "--dry-run")
+    sweep_file = project.write("experiments/001_a/000_ddp.toml", 'step = "ddp"\nseeds = "0-7"\n')
+    pack = (
+        "submit",
+        sweep_file,
+        "--layout",
+        "pilots" if "--pilots" in words else "pack",
+        *words,
+        "--on",
+        "c",
+        "--dry-run",
+    )
     assert "note: G" not in project.shoal(*pack).err
     project.write("shoal.toml", PACKED.format(processes=4))
     assert "(G09)" in project.shoal(*pack, code=3).err
 
 
+@pytest.mark.slow
 def test_the_local_machine_is_not_asked_about_slurm(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.script("001_a/000_train_0.sh", "train --time=24 --mem=50")

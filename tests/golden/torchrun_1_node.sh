@@ -24,5 +24,5 @@ status=$?
 [ "$status" -eq 0 ] || exit "$status"
 set -euo pipefail
 
-torchrun --standalone --nproc-per-node 4 \
+torchrun --standalone --nproc-per-node=4 \
     -m my.train 'x='"'"'y'"'"''

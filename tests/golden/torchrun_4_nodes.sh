@@ -29,6 +29,5 @@ mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head="${hosts[0]}"
 port=$((20000 + SLURM_JOB_ID % 10000))
 srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=96 \
-    torchrun --nnodes 4 --nproc-per-node 8 \
-    --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \
+    torchrun --nnodes=4 "--rdzv-id=$SLURM_JOB_ID" --rdzv-backend=c10d "--rdzv-endpoint=$head:$port" --nproc-per-node=8 \
     ./train.py '$HOME'

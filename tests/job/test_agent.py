@@ -64,8 +64,8 @@ from shoal.job import attempt, run_data, single_run
 from shoal.kernel import fence, guard, layout, processes
 from shoal.kernel.records import Allocation
 claim = fence.find_claim(sys.argv[1], sys.argv[2])._replace(output_dir=sys.argv[1], log_dir=sys.argv[1])
-policy = {"warn_s": 100, "tell": "file"}
-spec = dict(experiment="a", stem="b", step="s", tracker_id="t", cwd="/", survive=policy)
+policy = {"warn_before_s": 100, "warn_with": "file"}
+spec = dict(experiment="a", stem="b", step="s", tracker_id="t", cwd="/", recovery=policy)
 def run(link, **more):
     me, one = Allocation(**processes.own_identity()), dict(spec, **more)
     mine = attempt.Attempt(claim, attempt.begin_attempt(claim, 1, me, one, False, os.environ), one)
@@ -81,7 +81,7 @@ def _single(claim: fence.Claim, work: str) -> str:
     """What a job of one run says about the end of its attempt."""
     code = SINGLE + textwrap.indent(work, "    ") + "\nsys.exit(guard.run_guarded(work))\n"
     argv = [sys.executable, "-c", code, claim.run_dir, claim.token]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.stderr == ""
     return done.stdout.strip()
 
@@ -107,7 +107,7 @@ return run(link, command=["true"], data={"images": {"path": "/"}})
 
 
 def test_a_result_check_that_cannot_be_started_makes_no_run_good(claim: fence.Claim) -> None:
-    told = _single(claim, 'policy["check"] = ["/no/such/check"]\nreturn run(link, command=["true"])')
+    told = _single(claim, 'policy["result_check"] = ["/no/such/check"]\nreturn run(link, command=["true"])')
     assert told == "True False 0 None False None"
 
 
@@ -115,7 +115,7 @@ def test_a_warning_does_not_reach_the_result_check(claim: fence.Claim) -> None:
     check = ["sh", "-c", "touch {output_dir}/checks; while [ ! -e {output_dir}/warned ]; do sleep 0.2; done; exit 0"]
     work = f"""
 import threading
-policy["check"] = {check!r}
+policy["result_check"] = {check!r}
 def warn():
     while not os.path.exists(claim.output_dir + "/checks"):
         time.sleep(0.01)
@@ -148,7 +148,7 @@ def test_a_job_of_a_cancelled_or_finished_run_or_an_old_generation_does_not_begi
         _admit(claim, job_id="8")
     _admit(claim, job_id="7", life=1)  # Slurm has started that very job again
     _begin(claim, 3, job_id="7", life=1).end(END)
-    with pytest.raises(fence.FencedError, match="done already"):
+    with pytest.raises(fence.FencedError, match="completed already"):
         _admit(claim, job_id="7", life=2)
     run_writer.request_cancel(_home(claim), RUN, 1, {})
     with pytest.raises(fence.FencedError, match="cancelled"):
@@ -175,7 +175,7 @@ def test_a_running_attempt_hears_that_it_is_not_wanted(claim: fence.Claim) -> No
 def test_words_without_placeholders_are_left_alone(words: list[str]) -> None:
     plain = [word.replace("{", "").replace("}", "") for word in words]
     assert environment.fill_all(plain, {"seed": "1"}) == plain
-    escaped = [environment.escape_placeholders(word) for word in words]
+    escaped = environment.escape_placeholders(words)
     assert environment.fill_all(escaped, {"seed": "1"}) == words
 
 

@@ -19,6 +19,8 @@ from project import read_record
 from test_docs import ROOT, execute
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = 'launch = { mode = "torchrun", processes = 2 }'
 SRUN = 'launch = { mode = "srun", processes = 2 }'
 
@@ -61,7 +63,7 @@ def test_signals_go_into_the_container(tmp_path: Path, image: Path, launch: str)
     os.kill(agent, signal.SIGTERM)
     saved = project.wait_notes("001_a/000_show_0", world, "saved")
     assert [sorted(note["got"]) for note in saved] == [["SIGTERM", "SIGUSR1"]] * world
-    running.communicate(timeout=60)
+    running.communicate(timeout=300)
     assert project.records("001_a/000_show_0", "attempt.1.end")[0]["stopped_by"] == "SIGTERM"
     assert_nothing_left(project.root)
 
@@ -74,7 +76,7 @@ def test_runs_of_a_pack_are_contained_one_by_one_and_find_their_data(tmp_path: P
     (tmp_path / "scratch").mkdir()
     project.env["SHOAL_SCRATCH"] = str(tmp_path / "scratch")
     project.write("experiments/001_a/000_show.toml", 'step = "show"\nseeds = "0-3"\n')
-    project.shoal("submit", "experiments", "--shape", "pack", "--slots", "2")
+    project.shoal("submit", "experiments", "--layout", "pack", "--slots", "2")
     said = [json.loads(path.read_text()) for path in (project.root / "outputs").glob("show/*/*/*/said.json")]
     assert said == [[True, True, "1"]] * 4
 
@@ -185,7 +187,7 @@ def test_podman_runs_the_program_and_leaves_no_container_behind(
     agent = read_record(next((project.home / "runs/001_a/001_show_0").glob("attempt.1.start")))["pid"]
     os.kill(agent, signal.SIGTERM)
     project.wait_notes("001_a/001_show_0", 2, "saved")
-    running.communicate(timeout=60)
+    running.communicate(timeout=300)
     wait_until(lambda: str(image) not in _podman_containers(), 30, "no container is left")
     assert_nothing_left(project.root)
 

@@ -35,7 +35,7 @@ def test_ddp_trains_over_two_nodes_with_a_container_around_each_task(
 ) -> None:
     project = _boxed(tmp_path, host_cluster, image, SRUN)
     name = project.submit("000_boxed_0", "boxed -- --steps 6")
-    project.wait(name, "done", deadline_s=180)
+    project.wait(name, "completed", deadline_s=180)
     starts = sorted(project.says(name, "start"), key=lambda said: said["rank"])
     assert [(said["rank"], said["world"], said["gpus"]) for said in starts] == [(rank, 4, "0,1") for rank in range(4)]
     assert len({said["host"] for said in starts}) == 2
@@ -94,8 +94,8 @@ def test_the_clusters_profile_brings_the_runtime_and_the_node_tells_what_is_miss
     _write_profile(project, container_of(tmp_path / "gone"))
     inside, bare = project.submit("000_show_0", "show --time=5"), project.submit("001_show_0", "show_bare --time=5")
     gone, none = project.submit("002_train_0", "train --time=5"), project.submit("003_show_0", "show_pyxis --time=5")
-    project.wait(inside, "done")
-    project.wait(bare, "done")
+    project.wait(inside, "completed")
+    project.wait(bare, "completed")
     assert [note["in_image"] for name in (inside, bare) for note in project.notes(name)] == [True, False]
     assert project.wait(gone, "failed")["exit_code"] == 2
     assert f"there is no image {tmp_path / 'gone'} on " in project.log(gone)
@@ -164,8 +164,8 @@ def test_pyxis_takes_the_container_as_flags_of_srun_in_every_launch(
         project.slurm("scancel", str(project.status()[name]["job_id"]))
         assert [note["got"] for note in project.wait_notes(name, runs[name], "saved")] == [["SIGTERM"]] * runs[name]
         project.wait(name)
-    project.wait("001_a/002_show_0", "done")
-    project.wait(trained, "done", deadline_s=180)
+    project.wait("001_a/002_show_0", "completed")
+    project.wait(trained, "completed", deadline_s=180)
     losses = [said["loss"] for said in project.says(trained, "round") if said["replica"] == 0]
     assert losses[-1] < losses[0]
     assert "torchft_lighthouse --min_replicas=2" in (tmp_path / "srun.log").read_text()

@@ -96,9 +96,9 @@ def test_nobody_leaves_while_another_thread_opens_the_last_file(
         asked.release()
         return items.pop(0) if items else None
 
-    def slow_open(part: file_copy._PartialFile, source: str, goal: str, parts: str, item: file_copy.CopyItem) -> None:
+    def slow_open(part: file_copy._PartialFile, source: str, dest: str, parts: str, item: file_copy.CopyItem) -> None:
         may_open.wait(60)
-        plain_open(part, source, goal, parts, item)
+        plain_open(part, source, dest, parts, item)
 
     monkeypatch.setattr(file_copy._PartialFile, "__init__", slow_open)
     copier._next = next_item
@@ -106,7 +106,7 @@ def test_nobody_leaves_while_another_thread_opens_the_last_file(
     threads = [threading.Thread(target=lambda: taken.append(copier._take())) for _ in range(2)]
     for thread in threads:
         thread.start()
-        assert asked.acquire(timeout=60)
+        assert asked.acquire(timeout=300)
     may_open.set()
     for thread in threads:
         thread.join()
@@ -119,12 +119,12 @@ def _copier_of_files(
 ) -> tuple[file_copy.Copier, list[file_copy.CopyItem]]:
     """A copier whose ranges have 1,000 bytes, and files of nine ranges."""
     monkeypatch.setattr(file_copy, "RANGE_BYTES", 1000)
-    for name in ("source", "goal", "parts"):
+    for name in ("source", "dest", "parts"):
         (folder / name).mkdir()
     for name in names:
         (folder / "source" / name).write_bytes(os.urandom(8500))
-    source, goal, parts = (str(folder / name) for name in ("source", "goal", "parts"))
-    return file_copy.Copier(source, goal, parts, threads, lambda item: None), [
+    source, dest, parts = (str(folder / name) for name in ("source", "dest", "parts"))
+    return file_copy.Copier(source, dest, parts, threads, lambda item: None), [
         file_copy.CopyItem(name, 8500) for name in names
     ]
 
@@ -206,6 +206,7 @@ def test_what_a_stream_needs_next_is_copied_next_in_its_order(
     stage.close()
 
 
+@pytest.mark.slow
 def test_many_jobs_at_once_move_the_bytes_once(data: Path, scratch: dict[str, str]) -> None:
     argv = [*SHOAL, "data", "stage", str(data), "--json"]
     env = {**os.environ, **scratch}

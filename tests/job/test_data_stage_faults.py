@@ -60,8 +60,8 @@ def test_a_part_that_a_kill_left_is_checked_and_continued(
 ) -> None:
     monkeypatch.setattr(file_copy, "RANGE_BYTES", 1000)
     monkeypatch.setattr(file_copy, "_CHUNK_BYTES", 300)
-    source, goal, parts = (tmp_path / name for name in ("from", "to", "parts"))
-    for folder in (source, goal, parts):
+    source, dest, parts = (tmp_path / name for name in ("from", "to", "parts"))
+    for folder in (source, dest, parts):
         folder.mkdir()
     text = os.urandom(10_500)
     (source / "big").write_bytes(text)
@@ -69,9 +69,9 @@ def test_a_part_that_a_kill_left_is_checked_and_continued(
     crcs = [zlib.crc32(text[k * 1000 : k * 1000 + 1000]) for k in range(5)]
     (parts / "big.done").write_text("".join(f"{k} {crc:08x}\n" for k, crc in enumerate(crcs)) + "7 1234")
     items = iter([CopyItem("big", len(text), f"{zlib.crc32(text):08x}")])
-    copier = Copier(str(source), str(goal), str(parts), 2, lambda item: None)
+    copier = Copier(str(source), str(dest), str(parts), 2, lambda item: None)
     copier.run(lambda: next(items, None))
-    assert (goal / "big").read_bytes() == text
+    assert (dest / "big").read_bytes() == text
     assert copier.copied_bytes == len(text) - 4000  # four of the five noted ranges were intact
     assert os.listdir(parts) == []
 

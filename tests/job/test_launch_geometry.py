@@ -80,7 +80,7 @@ def test_a_flag_that_says_the_same_is_accepted() -> None:
         ("replicas", {"nodes_per_replica": 2}, 3, 8, None, "3 nodes cannot be divided into replicas of 2"),
         ("replicas", {"nodes_per_replica": 2, "replicas_per_node": 2}, 4, 8, None, "not both"),
         ("replicas", {"replicas_per_node": 2, "min_replicas": 3}, 1, 2, None, "more than the 2 replicas"),
-        ("replicas", {"replicas_per_node": 2, "finish": 3}, 1, 2, None, "more than the 2 replicas"),
+        ("replicas", {"replicas_per_node": 2, "min_finished": 3}, 1, 2, None, "more than the 2 replicas"),
         ("replicas", {"replicas_per_node": 2, "processes": 3}, 1, 0, None, "3 processes per node cannot be divided"),
         ("torchrun", {"processes": 8}, 1, 1, None, "8 processes per node are more than its 1 GPU"),
         ("torchrun", {"processes": 3}, 1, 8, None, "cannot be shared evenly"),
@@ -174,6 +174,7 @@ def test_gpus_that_do_not_divide_are_refused_before_anything_is_submitted(tmp_pa
     assert_clear_error(done, 2, "4 GPUs per node cannot be divided among 3 replicas", "replicas_per_node = 2")
 
 
+@pytest.mark.slow
 def test_launch_settings_are_part_of_what_a_run_is(tmp_path: Any) -> None:
     digests = []
     for number, launch in enumerate(("'torchrun'", "{ mode = 'torchrun', max_restarts = 2 }")):
@@ -239,7 +240,7 @@ def test_after_one_has_finished_nobody_is_started_again() -> None:
 
 
 def test_fewer_finished_than_asked_for_is_a_failure() -> None:
-    one = board(finish=3)
+    one = board(min_finished=3)
     one.ended(0, 0, 1.0)
     one.ended(1, 0, 1.0)
     one.ended(2, 5, 1.0)
@@ -266,7 +267,7 @@ def test_a_replica_that_has_not_said_a_word_may_still_be_starting() -> None:
     one.ended(2, 137, 301.0)
     one.started(2, 302.0)
     one.moved(0, 400.0)
-    assert one.hanging_replicas(401.0) == [1], "a new try starts anew"
+    assert one.hanging_replicas(401.0) == [1], "a new attempt starts anew"
 
 
 def test_replicas_that_leave_after_the_first_have_time_for_it() -> None:

@@ -16,6 +16,8 @@ from launching import Launching, assert_nothing_left, find_process, while_runnin
 from project import assert_clear_error, end_process, read_record
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = 'launch = { mode = "torchrun", processes = 2 }'
 SRUN = 'launch = { mode = "srun", processes = 2 }'
 
@@ -74,7 +76,7 @@ def test_a_failing_rank_under_torchrun_gives_its_own_code(tmp_path: Path) -> Non
     """torchrun itself ends with 1, whatever happened."""
     project = Launching(tmp_path, show=TORCHRUN)
     project.script("001_a/000_show_0.sh", "show -- fail=1:9")
-    project.start("submit", "experiments").communicate(timeout=200)
+    project.start("submit", "experiments").communicate(timeout=300)
     assert project.status()["001_a/000_show_0"]["exit_code"] == 9
 
 
@@ -85,7 +87,7 @@ def test_torchrun_starts_its_ranks_again_if_asked_and_each_start_has_its_log(tmp
     folder = project.launch_folder(name)
     assert (folder / "rank-1.out").read_text() == "start 0\n"
     assert (folder / "rank-1.restart-1.out").read_text() == "start 1\n"
-    assert project.status()[name]["state"] == "done"
+    assert project.status()[name]["state"] == "completed"
 
 
 @pytest.mark.parametrize("launch", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
@@ -99,7 +101,7 @@ def test_sigterm_and_sigusr1_reach_every_rank_once_and_a_polite_end_is_0(tmp_pat
         agent = read_record(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")))["pid"]
         os.kill(agent, signal.SIGUSR1)
         os.kill(agent, signal.SIGTERM)
-        running.communicate(timeout=200)
+        running.communicate(timeout=300)
     finally:
         end_process(running)
     saved = project.notes("001_a/000_show_0", "saved")
@@ -125,7 +127,7 @@ def test_sigkill_of_any_process_leaves_no_orphan(tmp_path: Path, victim: str) ->
             "rank": lambda: notes[1]["pid"],
         }
         os.kill(victims[victim](), signal.SIGKILL)
-        running.communicate(timeout=200)
+        running.communicate(timeout=300)
     finally:
         end_process(running)
     assert_nothing_left(project.root)
@@ -155,12 +157,12 @@ def test_a_replica_killed_here_comes_back_and_the_run_succeeds(tmp_path: Path) -
         wait_until(while_running(running, lambda: len(project.says(name, "round")) >= 6), 180, "the replicas train")
         victim = next(said["pid"] for said in project.says(name, "start") if said["replica"] == 1)
         os.kill(victim, signal.SIGKILL)
-        running.communicate(timeout=200)
+        running.communicate(timeout=300)
     finally:
         end_process(running)
-    assert project.status()[name]["state"] == "done"
+    assert project.status()[name]["state"] == "completed"
     assert "replica 1 ended with code 137 and starts again" in project.log(name)
-    assert (project.launch_folder(name) / "replica-1.try-2.out").exists()
+    assert (project.launch_folder(name) / "replica-1.attempt-2.out").exists()
     assert {end["round"] for end in project.says(name, "end")} == {60}
     assert_nothing_left(project.root)
 

@@ -1,14 +1,18 @@
-"""`shoal logs` of launches: ranks, replicas and tries are picked, followed, and searched for errors."""
+"""`shoal logs` of launches: ranks, replicas and attempts are picked, followed, and searched for errors."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
+
 from launching import Launching
 from project import assert_clear_error, end_process
 from shoal.views.log_files import RankSelection, rank_logs, select_ranks
 from waiting import wait_until
+
+pytestmark = pytest.mark.slow
 
 #: Replica 1 fails when the other has spoken, which lives until the run is ended because of that.
 BROKEN = """
@@ -50,42 +54,43 @@ def test_replicas_are_followed_together_and_their_errors_are_found(tmp_path: Pat
     try:
         wait_until(lambda: list((project.home / "runs" / name).glob("attempt.1.start")), 60, "the run begins")
         followed = project.shoal("logs", name, "-f", code=4)
-        running.communicate(timeout=200)
+        running.communicate(timeout=300)
     finally:
         end_process(running)
     assert "replica 0 | replica 0 begins\n" in followed.out
-    assert followed.out.count("replica 1 | replica 1 begins\n") == 2, "both tries"
+    assert followed.out.count("replica 1 | replica 1 begins\n") == 2, "both attempts"
     told = project.shoal("logs", name, "--replica", "1").out
     assert told.startswith("replica 1 begins\n") and "RuntimeError: the loss is not a number\n" in told, "in order"
     headed = project.shoal("logs", name, "--replica", "1", "--all").out
-    assert headed.startswith("==> replica-1.try-1.out <==\nreplica 1 begins\n")
-    assert "==> replica-1.try-2.out <==\nreplica 1 begins\n" in headed
+    assert headed.startswith("==> replica-1.attempt-1.out <==\nreplica 1 begins\n")
+    assert "==> replica-1.attempt-2.out <==\nreplica 1 begins\n" in headed
     assert "replica 1 ended with code 1 and starts again" in project.shoal("logs", name).out
     errors = project.shoal("logs", "--errors").out
     assert "RuntimeError: the loss is not a number" in errors
-    assert "replica-1.try-2.out" in errors
+    assert "replica-1.attempt-2.out" in errors
 
 
 def test_every_name_that_a_launch_gives_is_read_back(tmp_path: Path) -> None:
     folder = tmp_path / "attempt-2.launch"
     folder.mkdir()
-    names = ("replica-0.try-1.out", "replica-0.try-1.rank-1.out", "replica-0.try-10.out", "replica-0.try-9.out",
-             "replica-0.start-2.try-1.out", "replica-3.try-1.rank-1.restart-1.out", "lighthouse.log", "plan.json",
-             "replica-0.try-1.unit.json", "rank-2.restart-1.out", "rank-2.out", "rank-2.alone")  # fmt: skip
+    names = ("replica-0.attempt-1.out", "replica-0.attempt-1.rank-1.out", "replica-0.attempt-10.out",
+             "replica-0.attempt-9.out", "replica-0.start-2.attempt-1.out", "replica-3.attempt-1.rank-1.restart-1.out",
+             "lighthouse.log", "plan.json", "replica-0.attempt-1.group.json", "rank-2.restart-1.out", "rank-2.out",
+             "rank-2.alone")  # fmt: skip
     for name in names:
         (folder / name).touch()
-    found = {part.label: [Path(path).name for path in part.tries] for part in rank_logs(str(tmp_path), 2)}
+    found = {part.label: [Path(path).name for path in part.attempts] for part in rank_logs(str(tmp_path), 2)}
     assert found == {
         "rank 0": ["attempt-2.out"],
         "rank 2": ["rank-2.out", "rank-2.restart-1.out"],
         "replica 0": [
-            "replica-0.try-1.out",
-            "replica-0.try-9.out",
-            "replica-0.try-10.out",
-            "replica-0.start-2.try-1.out",
+            "replica-0.attempt-1.out",
+            "replica-0.attempt-9.out",
+            "replica-0.attempt-10.out",
+            "replica-0.start-2.attempt-1.out",
         ],
-        "replica 0 rank 1": ["replica-0.try-1.rank-1.out"],
-        "replica 3 rank 1": ["replica-3.try-1.rank-1.restart-1.out"],
+        "replica 0 rank 1": ["replica-0.attempt-1.rank-1.out"],
+        "replica 3 rank 1": ["replica-3.attempt-1.rank-1.restart-1.out"],
     }
     everything = rank_logs(str(tmp_path), 2)
     assert [part.label for part in select_ranks(everything, RankSelection(replica=0, rank="all"))] == [

@@ -56,11 +56,11 @@ def test_a_killed_replica_comes_back_while_two_jobs_share_the_nodes(tmp_path: Pa
     os.kill(pid_of(project, 1), signal.SIGKILL)
     other = project.submit("001_diloco_0", "diloco_plain -- --rounds 3")
     for name in (one, other):
-        project.wait(name, "done", deadline_s=150)
+        project.wait(name, "completed", deadline_s=150)
     assert "replica 1 ended with code 137 and starts again in 0.2 s" in project.log(one)
     starts = project.says(one, "start")
     assert {said["replica"] for said in starts} == {0, 1, 2, 3}
-    assert (project.launch_folder(one) / "replica-1.try-2.out").exists()
+    assert (project.launch_folder(one) / "replica-1.attempt-2.out").exists()
     assert len({said["host"] for said in starts}) == 2
     first = {said["replica"]: said["gpus"] for said in starts}
     assert sorted(first.values()) == ["0", "0", "1", "1"], "each replica has its own GPU of its node"
@@ -79,12 +79,12 @@ def test_replicas_over_two_nodes_each_train_with_all_their_ranks(tmp_path: Path,
     launch = 'launch = { mode = "replicas", nodes_per_replica = 2 }\nrequest = { nodes = 4, gpus = 1, cpus = 2 }'
     project = Launching(tmp_path, host_cluster, diloco=launch)
     name = project.submit("000_diloco_0", "diloco --time=10 -- --rounds 4")
-    project.wait(name, "done", deadline_s=150)
+    project.wait(name, "completed", deadline_s=150)
     ends = {(end["replica"], end["rank"]): end["host"] for end in project.says(name, "end")}
     assert sorted(ends) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert len(set(ends.values())) == 4
     assert rounds(project, name, 0)[-1]["loss"] < rounds(project, name, 0)[0]["loss"]
-    assert (project.launch_folder(name) / "replica-1.try-1.rank-1.out").exists(), "one log for each rank"
+    assert (project.launch_folder(name) / "replica-1.attempt-1.rank-1.out").exists(), "one log for each rank"
 
 
 def test_a_lost_lighthouse_restarts_the_run_from_its_checkpoints(tmp_path: Path, host_cluster: Sandbox) -> None:
@@ -92,7 +92,7 @@ def test_a_lost_lighthouse_restarts_the_run_from_its_checkpoints(tmp_path: Path,
     name = project.submit("000_diloco_0", "diloco -- --rounds 25 --pause 0.1")
     wait_training(project, name)
     os.kill(find_process(project.root, "torchft_lighthouse"), signal.SIGKILL)
-    project.wait(name, "done", deadline_s=150)
+    project.wait(name, "completed", deadline_s=150)
     assert "the lighthouse is gone: all replicas start over from their checkpoints" in project.log(name)
     again = [said for said in project.says(name, "start") if said["round"] > 0]
     assert sorted(said["replica"] for said in again) == [0, 1, 2, 3]
@@ -103,9 +103,9 @@ def test_a_lost_lighthouse_restarts_the_run_from_its_checkpoints(tmp_path: Path,
 def test_a_replica_that_hangs_is_killed_and_started_again(tmp_path: Path, host_cluster: Sandbox) -> None:
     project = Launching(tmp_path, host_cluster, diloco=four('hang_after = "15s", min_replicas = 3'))
     name = project.submit("000_diloco_0", "diloco -- --rounds 40 --pause 0.15 --hang 2:5")
-    project.wait(name, "done", deadline_s=180)
+    project.wait(name, "completed", deadline_s=180)
     assert "replica 2 has written nothing for" in project.log(name)
-    assert (project.launch_folder(name) / "replica-2.try-2.out").exists()
+    assert (project.launch_folder(name) / "replica-2.attempt-2.out").exists()
 
 
 def test_killing_the_supervisor_ends_the_job_and_every_replica(tmp_path: Path, host_cluster: Sandbox) -> None:
@@ -135,5 +135,5 @@ def test_a_lost_node_takes_only_its_own_replicas(tmp_path: Path, make_sandbox: M
     wait_until(lambda: all(len(rounds(project, name, one)) >= 2 for one in range(3)), 90, f"{name} trains")
     sandbox.kill(sandbox.nodes[2], with_steps=True)
     run = project.wait(name, deadline_s=240)
-    assert run["state"] == "done", project.log(name)
+    assert run["state"] == "completed", project.log(name)
     assert {end["replica"] for end in project.says(name, "end")} == {0, 1}

@@ -24,7 +24,7 @@ def test_the_same_program_trains_over_two_nodes_in_both_modes(
 ) -> None:
     project = Launching(tmp_path, host_cluster, ddp=launch)
     name = project.submit("000_ddp_0", "ddp -- --steps 6")
-    project.wait(name, "done")
+    project.wait(name, "completed")
     starts = sorted(project.says(name, "start"), key=lambda said: said["rank"])
     assert [(said["rank"], said["world"], said["gpus"]) for said in starts] == [(rank, 4, "0,1") for rank in range(4)]
     assert len({said["host"] for said in starts}) == 2
@@ -40,9 +40,11 @@ def test_output_and_errors_of_ranks_keep_their_order_and_a_failed_rank_is_quoted
 ) -> None:
     """srun reads output and errors from two pipes; what a rank writes must not go through it."""
     program = (
-        "import os, sys, time\nfor number in range(300):\n    print('out', number)\n"
-        "    print('err', number, file=sys.stderr)\nif os.environ['RANK'] == '2': raise ValueError('no samples')\n"
-        "time.sleep(600)\n"
+        "import glob, os, sys, time\nfor number in range(300):\n    print('out', number)\n"
+        "    print('err', number, file=sys.stderr)\n"
+        "said = os.environ['SHOAL_OUTPUT_DIR'] + '/said-'\nopen(said + os.environ['RANK'], 'w').close()\n"
+        "while len(glob.glob(said + '*')) < 4: time.sleep(0.05)\n"  # its end is the end of the others
+        "if os.environ['RANK'] == '2': raise ValueError('no samples')\ntime.sleep(600)\n"
     )
     project = Launching(tmp_path, host_cluster, tasks=SRUN, elastic=TORCHRUN)
     names: list[str] = []
@@ -63,7 +65,7 @@ def test_each_task_of_srun_mode_finds_what_env_programs_and_slurm_programs_read(
 ) -> None:
     project = Launching(tmp_path, host_cluster, show=SRUN)
     name = project.submit("000_show_0", "show")
-    project.wait(name, "done")
+    project.wait(name, "completed")
     notes = project.notes(name)
     assert [note["env"]["RANK"] for note in notes] == ["0", "1", "2", "3"]
     assert [note["env"]["LOCAL_RANK"] for note in notes] == ["0", "1", "0", "1"]
@@ -79,7 +81,7 @@ def test_a_lightning_program_has_as_many_ranks_as_gpus_in_both_modes(tmp_path: P
     project = Launching(tmp_path, host_cluster, fit=SRUN, fit_torchrun=one_node)
     runs = {project.submit("000_fit_0", "fit"): 4, project.submit("001_fit_0", "fit_torchrun"): 2}
     for name, world in runs.items():
-        project.wait(name, "done", deadline_s=120)
+        project.wait(name, "completed", deadline_s=120)
         said = project.says(name, "fit")
         assert sorted(one["rank"] for one in said) == list(range(world))
         assert {(one["world"], one["samples"]) for one in said} == {(world, 64)}, "all of the data, once"
@@ -91,7 +93,7 @@ def test_accelerate_and_deepspeed_start_their_ranks_on_both_nodes(tmp_path: Path
     project = Launching(tmp_path, host_cluster, accel=on_cpus, ddp=TORCHRUN.replace("torchrun", "deepspeed"))
     accel, deep = project.submit("000_accel_0", "accel"), project.submit("001_ddp_0", "ddp -- --steps 2")
     for name in (accel, deep):
-        project.wait(name, "done", deadline_s=200)
+        project.wait(name, "completed", deadline_s=200)
     said = project.says(accel, "accelerated")
     assert sorted((one["rank"], one["world"], one["sum"]) for one in said) == [(rank, 4, 4.0) for rank in range(4)]
     starts = project.says(deep, "start")
@@ -153,8 +155,8 @@ def test_two_jobs_on_the_same_nodes_do_not_meet(tmp_path: Path, host_cluster: Sa
     for name in runs:
         notes = project.wait_notes(name, 4)
         assert {note["env"]["WORLD_SIZE"] for note in notes} == {"4"}
-        unit = json.loads((project.launch_folder(name) / "unit.json").read_text())
-        ports.append((unit["port"], unit["id"]))
+        group = json.loads((project.launch_folder(name) / "group.json").read_text())
+        ports.append((group["port"], group["id"]))
     assert ports[0][0] != ports[1][0]
     assert ports[0][1] != ports[1][1]
     for name in runs:
@@ -168,7 +170,7 @@ def test_a_requeued_job_continues_from_its_checkpoint(tmp_path: Path, host_clust
     job = str(project.status()[name]["job_id"])
     wait_until(lambda: list(project.root.glob(f"outputs/*/{name}/*/model_*.pth")), 60, "a checkpoint")
     project.slurm("scontrol", "requeue", job)  # while it still trains, for some eight seconds
-    project.wait(name, "done", deadline_s=150)
+    project.wait(name, "completed", deadline_s=150)
     again = project.says(name, "start", attempt=2)
     assert sorted(said["rank"] for said in again) == [0, 1, 2, 3]
     assert {said["step"] > 0 for said in again} == {True}

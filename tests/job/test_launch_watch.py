@@ -14,6 +14,8 @@ from shoal.job.launch import rank_group
 from shoal.job.launch.rank_group import RankGroup
 from shoal.sandbox import Sandbox
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = 'launch = { mode = "torchrun", processes = 2 }'
 SRUN = 'launch = { mode = "srun", processes = 2 }'
 
@@ -110,12 +112,12 @@ print(os.environ["SHOAL_WATCH"], len(hooks))
 
 def watched(folder: Path, program: str, **more: str) -> subprocess.CompletedProcess[str]:
     """The program as a rank would start it, with its own paths before ours."""
-    unit = RankGroup("srun", ["here"], 2, 0, [], str(folder), f"{folder}/", "1", [], [], watched=True)
-    rank_group.write_watch_module(unit)
+    group = RankGroup("srun", ["here"], 2, 0, [], str(folder), f"{folder}/", "1", [], [], watched=True)
+    rank_group.write_watch_module(group)
     env = {**os.environ, **more}
-    env.update(rank_group.watch_variables(unit, 0, env))
+    env.update(rank_group.watch_variables(group, 0, env))
     return subprocess.run(
-        [sys.executable, "-c", program], env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program], env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
 
 

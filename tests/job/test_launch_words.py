@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from shoal.describe.launches import _SETTINGS
 from shoal.job import allocation
 from shoal.job.launch import launcher, launcher_args, rank
+from shoal.job.launch.geometry import LAUNCH_MODES, RANK_MODES, TORCH_LAUNCHERS, GeometryError
 from shoal.job.launch.rank_group import RankGroup
+from shoal.plan.batch_script import _LAUNCH_PARTS
 
 
-def unit(**changed: object) -> RankGroup:
+def group(**changed: object) -> RankGroup:
     values: dict[str, object] = {
         "mode": "torchrun",
         "nodes": ["n1"],
@@ -29,17 +32,17 @@ def unit(**changed: object) -> RankGroup:
     return RankGroup(**{**values, **changed})  # type: ignore[arg-type]
 
 
-RANK = ["python3", "agent.pyz", "rank", "/logs/unit.json"]
+RANK = ["python3", "agent.pyz", "rank", "/logs/group.json"]
 
 
 def test_torchrun_on_one_node_needs_no_port() -> None:
-    assert launcher_args.launcher_argv(unit(), 0, None) == [
-        "torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=0", "--no-python", *RANK,
+    assert launcher_args.launcher_argv(group(), 0, None) == [
+        "torchrun", "--standalone", "--nproc-per-node=2", "--no-python", *RANK,
     ]  # fmt: skip
 
 
 def test_torchrun_on_two_nodes_says_who_serves_the_rendezvous() -> None:
-    two = unit(nodes=["n1", "n2"], address="10.0.0.1", port=20012, max_restarts=3)
+    two = group(nodes=["n1", "n2"], address="10.0.0.1", port=20012, max_restarts=3)
     assert launcher_args.launcher_argv(two, 1, "10.0.0.2") == [
         "torchrun", "--nnodes=2", "--rdzv-id=12-1", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:20012",
         "--rdzv-conf=is_host=0", "--local-addr=10.0.0.2", "--nproc-per-node=2", "--max-restarts=3", "--no-python",
@@ -49,26 +52,39 @@ def test_torchrun_on_two_nodes_says_who_serves_the_rendezvous() -> None:
 
 
 def test_accelerate_is_told_its_machine() -> None:
-    two = unit(mode="accelerate", nodes=["n1", "n2"], address="10.0.0.1", port=20012, start=["accelerate", "launch"])
+    two = group(mode="accelerate", nodes=["n1", "n2"], address="10.0.0.1", port=20012, start=["accelerate", "launch"])
     assert launcher_args.launcher_argv(two, 1, None) == [
         "accelerate", "launch", "--num_machines=2", "--num_processes=4", "--machine_rank=1", "--max_restarts=0",
-        "--mixed_precision=no", "--dynamo_backend=no", "--main_process_ip=10.0.0.1", "--main_process_port=20012",
-        "--multi_gpu", "--no_python", *RANK,
+        "--main_process_ip=10.0.0.1", "--main_process_port=20012", "--multi_gpu", "--mixed_precision=no",
+        "--dynamo_backend=no", "--no_python", *RANK,
     ]  # fmt: skip
 
 
 def test_the_user_s_accelerate_options_win() -> None:
-    one = unit(mode="accelerate", start=["accelerate", "launch"], options=["--mixed_precision=bf16"])
+    one = group(mode="accelerate", start=["accelerate", "launch"], options=["--mixed_precision=bf16"])
     assert [word for word in launcher_args.launcher_argv(one, 0, None) if "mixed" in word] == ["--mixed_precision=bf16"]
 
 
 def test_deepspeed_needs_no_ssh() -> None:
-    two = unit(mode="deepspeed", nodes=["n1", "n2"], address="10.0.0.1", port=20012, start=["deepspeed"])
+    two = group(mode="deepspeed", nodes=["n1", "n2"], address="10.0.0.1", port=20012, start=["deepspeed"])
     assert launcher_args.launcher_argv(two, 1, None) == [
         "deepspeed", "--hostfile=/logs/hosts", "--no_ssh", "--node_rank=1", "--master_addr=10.0.0.1",
         "--master_port=20012", "--no_python", "--no_local_rank", *RANK,
     ]  # fmt: skip
     assert launcher_args.deepspeed_hosts(two) == "n1 slots=2\nn2 slots=2\n"
+
+
+@pytest.mark.parametrize("mode", ["mpi", "replicas", "process"])
+def test_a_mode_without_a_launcher_is_refused(mode: str) -> None:
+    with pytest.raises(GeometryError, match=f"launch mode '{mode}' has no launcher"):
+        launcher_args.launcher_argv(group(mode=mode), 0, None)
+    with pytest.raises(GeometryError):
+        launcher_args.launcher_program(mode, ["python", "train.py"])
+
+
+def test_every_launch_mode_has_its_entry_in_each_table() -> None:
+    assert set(launcher_args.LAUNCHERS) == set(TORCH_LAUNCHERS)
+    assert {*RANK_MODES, *TORCH_LAUNCHERS, "replicas"} == set(LAUNCH_MODES) == set(_LAUNCH_PARTS) == set(_SETTINGS)
 
 
 def test_a_step_says_all_of_its_geometry() -> None:
@@ -108,23 +124,23 @@ def environment(**changed: str) -> dict[str, str]:
 
 
 def test_a_rank_that_fits_begins() -> None:
-    assert rank.check_rank(unit(), environment(CUDA_VISIBLE_DEVICES="0,1")) is None
-    assert rank.check_rank(unit(), environment()) is None, "nothing is known about GPUs"
+    assert rank.check_rank(group(), environment(CUDA_VISIBLE_DEVICES="0,1")) is None
+    assert rank.check_rank(group(), environment()) is None, "nothing is known about GPUs"
 
 
 def test_one_gpu_out_of_two_is_refused() -> None:
-    problem = rank.check_rank(unit(), environment(CUDA_VISIBLE_DEVICES="0"))
+    problem = rank.check_rank(group(), environment(CUDA_VISIBLE_DEVICES="0"))
     assert problem is not None
     assert "sees 1 GPU (0), and the run asked for 2" in problem
 
 
 def test_fewer_ranks_than_asked_for_are_refused() -> None:
-    assert "1 ranks were started" in (rank.check_rank(unit(), environment(WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")) or "")
+    assert "1 ranks were started" in (rank.check_rank(group(), environment(WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")) or "")
 
 
 def test_a_task_of_srun_has_its_place_by_slurm_s_numbers() -> None:
     slurm = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "4"}
-    one = unit(mode="srun", slurm=True, nodes=["n1", "n2"], address="10.0.0.1", port=20012)
+    one = group(mode="srun", slurm=True, nodes=["n1", "n2"], address="10.0.0.1", port=20012)
     found = rank.rank_variables(one, {**slurm, "OMP_NUM_THREADS": "5"})
     assert {name: found[name] for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")} == {
         "RANK": "3", "LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "4",
@@ -242,10 +258,11 @@ def test_the_address_is_the_one_that_leads_to_the_peer() -> None:
             assert allocation.reachable_address(["no-such-host.invalid", "127.0.1.1", address], None) == address
 
 
+@pytest.mark.slow
 def test_torch_reads_an_ipv6_rendezvous_as_it_is_written() -> None:
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-    two = unit(nodes=["n1", "n2"], address="fd00::1", port=20012)
+    two = group(nodes=["n1", "n2"], address="fd00::1", port=20012)
     word = next(word for word in launcher_args.launcher_argv(two, 1, "fd00::2") if word.startswith("--rdzv-endpoint="))
     assert parse_rendezvous_endpoint(word.partition("=")[2], default_port=-1) == ("fd00::1", 20012)
 

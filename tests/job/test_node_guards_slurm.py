@@ -80,7 +80,7 @@ def test_a_run_over_two_nodes_leaves_no_name_of_its_further_node(
     wait_until(lambda: "attempt.1.node1.live.000002" in of_nodes(project), 30, "the further node is renewed")
     assert "attempt.1.node1" in of_nodes(project)
     ledger.release()
-    project.wait(RUN, "done")
+    project.wait(RUN, "completed")
     assert of_nodes(project) == [] and len(names(project)) < 10
     wait_until(lambda: not shoal_processes(project), 30, "no guard is left")
 
@@ -111,7 +111,7 @@ def take_files_away(cluster: Sandbox, node: str, home: Path) -> Callable[[], Non
 
     def mount(*words: str) -> None:
         argv = ["nsenter", f"--mount=/proc/self/fd/{mounts}", "--", *words, str(home / "runs")]
-        subprocess.run(argv, pass_fds=[mounts], check=True, timeout=20)
+        subprocess.run(argv, pass_fds=[mounts], check=True, timeout=300)
 
     mount("mount", "--bind", str(home / "runs"))
     mount("mount", "-o", "remount,ro,bind")
@@ -139,7 +139,7 @@ def test_a_requeued_job_begins_when_nothing_of_the_old_attempt_can_run_on_a_lost
     undo()
     wait_until(lambda: not _of_ledger(cluster, second.host, ledger), 30, "nothing is left on the lost node")
     ledger.release()
-    project.wait(RUN, "done", deadline_s=60)
+    project.wait(RUN, "completed", deadline_s=60)
     assert overlap_of_attempts_s(ledger) < 1, "a moment, where a frozen node wakes up"
     assert ledger.ends(RUN) == 2 and of_nodes(project) == []
 
@@ -188,7 +188,7 @@ def test_a_guard_of_a_further_node_that_is_killed_with_its_step_is_started_again
     wait_until(lambda: not set(before) & set(of_nodes(project)), 30, "it is renewed again")
     assert project.status()[RUN]["state"] == "running" and len(ledger.executions(RUN)) == 2
     ledger.release()
-    project.wait(RUN, "done")
+    project.wait(RUN, "completed")
     assert of_nodes(project) == []
 
 

@@ -34,6 +34,8 @@ from shoal.job.pack.ray_cluster import RayCluster, ShortTempDir, ray_environment
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 QUICK = [sys.executable, "-S", "train.py"]
 SAVES = """
 import os, signal, sys, time
@@ -102,7 +104,7 @@ def test_runs_are_the_same_under_ray_and_nothing_of_it_is_left(project: Project)
     words = ("--engine", "ray", "--slots", 2, "--set", "what=exit=0,exit=7,print=hello,kill=9", "--json", "--", *QUICK)
     done = project.shoal("pack", *words, "{what}", code=4, timeout_s=200)
     runs = {run["name"].rpartition("what")[2]: run for run in done.json["runs"]}
-    assert sorted(run["state"] for run in runs.values()) == ["done", "done", "failed", "failed"]
+    assert sorted(run["state"] for run in runs.values()) == ["completed", "completed", "failed", "failed"]
     assert sorted(run["exit_code"] for run in runs.values()) == [0, 0, 7, 137]
     assert len({bar["lane"] for bar in done.json["timeline"]}) == 2
     _wait_for_none(project)
@@ -110,7 +112,7 @@ def test_runs_are_the_same_under_ray_and_nothing_of_it_is_left(project: Project)
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
 
 
-PAGE = """\
+SWEEP_FILE = """\
 step = "train"
 command = [{python}, "-S", {train}, "{{k}}", "wait=go{{k}}"]
 [sweep]
@@ -123,10 +125,10 @@ gpus = 2
 """
 
 
-def _page(project: Project, runs: int) -> Path:
+def _sweep_file(project: Project, runs: int) -> Path:
     """Runs of which the first has two GPUs and the others one; run k waits for the file go<k>."""
     train = json.dumps(str(project.root / "train.py"))
-    text = PAGE.format(python=json.dumps(sys.executable), train=train, runs=runs)
+    text = SWEEP_FILE.format(python=json.dumps(sys.executable), train=train, runs=runs)
     return project.write("experiments/001_depth/000_train.toml", text)
 
 
@@ -140,10 +142,10 @@ def test_runs_hold_what_they_need_under_ray_too_gpus_and_cpus(project: Project) 
     """Two GPUs, which are only names; all CPUs for each run, so that no two run at the same time."""
     cpus = len(os.sched_getaffinity(0))
     project.env["CUDA_VISIBLE_DEVICES"] = "GPU-aaaa,GPU-bbbb"
-    words = ("--shape", "pack", "--engine", "ray", "--slots", 2, "--cpus-per-run", cpus)
+    words = ("--layout", "pack", "--engine", "ray", "--slots", 2, "--cpus-per-run", cpus)
     for number in (1, 2, 3):
         project.write(f"go{number}", "")
-    project.shoal("submit", _page(project, 3), *words, timeout_s=200)
+    project.shoal("submit", _sweep_file(project, 3), *words, timeout_s=200)
     starts = _starts(project)
     assert {k: len(start["held"]["gpus"]) for k, start in starts.items()} == {"1": 2, "2": 1, "3": 1}
     marks = {name: project.marks(name)[0]["env"] for name in project.status()}
@@ -169,10 +171,10 @@ def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Proj
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: list((project.home / "runs").glob("*/*/attempt.1.end")), 60, "the lost run is recorded")
     project.write("go", "")
-    _, said = begun.communicate(timeout=120)
+    _, said = begun.communicate(timeout=300)
     assert begun.returncode == 0, said
     ends = [read_record(path) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
-    assert sorted((end["stopped_by"] or "done") for end in ends) == ["done", "done", "done", "lost"]
+    assert sorted((end["stopped_by"] or "completed") for end in ends) == ["completed", "completed", "completed", "lost"]
     used = [json.loads(path.read_text()) for path in sampled]
     assert all(one["points"] and one["peak_memory_mb"] > 1 and one["gpu_problem"] for one in used)
     _wait_for_none(project)
@@ -181,18 +183,18 @@ def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Proj
 def test_a_lost_worker_leaves_its_gpus_to_the_others_until_none_is_left(project: Project) -> None:
     """Each run has both GPUs. When its worker is killed, the next one has them, until there is no other worker."""
     project.env["CUDA_VISIBLE_DEVICES"] = "GPU-aaaa,GPU-bbbb"
-    page, words = _page(project, 2), ("--shape", "pack", "--slots", 2, "--gpus-per-run", 2)
-    begun = project.start("submit", page, *words, "--engine", "ray")
+    sweep_file, words = _sweep_file(project, 2), ("--layout", "pack", "--slots", 2, "--gpus-per-run", 2)
+    begun = project.start("submit", sweep_file, *words, "--engine", "ray")
     for count in (1, 2):
         _wait_begun(project, count)
         os.kill(wait_until(lambda: _busy(project), 60, "a worker runs it"), signal.SIGKILL)
-    _, said = begun.communicate(timeout=120)
+    _, said = begun.communicate(timeout=300)
     assert begun.returncode == 4 and "2 runs are left over" in said, said
     _wait_for_none(project)
     for number in (1, 2):
         project.write(f"go{number}", "")
-    project.shoal("submit", page, *words)
-    assert {run["state"] for run in project.status().values()} == {"done"}
+    project.shoal("submit", sweep_file, *words)
+    assert {run["state"] for run in project.status().values()} == {"completed"}
 
 
 def _busy(project: Project) -> int | None:
@@ -214,7 +216,7 @@ def test_signals_for_all_of_ray_are_left_to_its_runs(project: Project) -> None:
             os.kill(pid, signal.SIGUSR1)
             os.kill(pid, signal.SIGTERM)
     project.write("go", "")
-    _, said = begun.communicate(timeout=120)
+    _, said = begun.communicate(timeout=300)
     assert begun.returncode == 0, said
     assert [end["attempt"] for end in _ends(project)] == [1, 1]
     _wait_for_none(project)
@@ -224,7 +226,7 @@ def test_an_end_before_ray_is_up_leaves_nothing_and_starts_nothing(project: Proj
     begun = project.start("pack", "--engine", "ray", "--slots", 2, "--set", "k=1:2:1", "--", *QUICK, "{k}")
     wait_until(lambda: any(b"raylet" in _command(pid)[:200] for pid in _of_ray(project)), 120, "Ray is coming up")
     begun.send_signal(signal.SIGTERM)
-    _, said = begun.communicate(timeout=60)
+    _, said = begun.communicate(timeout=300)
     assert begun.returncode == 143, said
     _wait_for_none(project)
 
@@ -264,12 +266,12 @@ def test_the_dashboard_is_there_when_asked_for_and_wants_the_token(project: Proj
     _wait_begun(project, 1)
     page = f"http://127.0.0.1:{_port(project, 'dashboard-port')}/api/cluster_status"
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(page, timeout=60)
+        urllib.request.urlopen(page, timeout=300)
     (token,) = project.submissions()[0].glob("ray.*.token")
     asked = urllib.request.Request(page, headers={"Authorization": f"Bearer {token.read_text()}"})
-    assert json.load(urllib.request.urlopen(asked, timeout=60))["result"] is True
+    assert json.load(urllib.request.urlopen(asked, timeout=300))["result"] is True
     project.write("go", "")
-    _, said = begun.communicate(timeout=120)
+    _, said = begun.communicate(timeout=300)
     assert begun.returncode == 0 and page.rpartition("/api")[0] in said and str(token) in said, said
     _wait_for_none(project)
 
@@ -279,8 +281,8 @@ def test_ray_over_the_nodes_of_a_job(tmp_path: Path, make_sandbox: Callable[...,
     """The nodes are hosts of their own here: own address, own processes. The first run has the GPUs of one of them."""
     project = Project(tmp_path, make_sandbox("ray", nodes=2, gpus=2, hosts=True))
     with_data(project, f'data = {{ images = "{make_data(tmp_path)}" }}')
-    words = ("--shape", "pack", "--engine", "ray", "--nodes", 2, "--gpus", 2, "--slots", 2, "--time", "10m")
-    project.shoal("submit", _page(project, 5), *words, "--mem", "2G")
+    words = ("--layout", "pack", "--engine", "ray", "--nodes", 2, "--gpus", 2, "--slots", 2, "--time", "10m")
+    project.shoal("submit", _sweep_file(project, 5), *words, "--mem", "2G")
     _wait_begun(project, 3)
     starts = _starts(project)
     assert sorted(starts) == ["1", "2", "3"], "no room for more"
@@ -292,14 +294,14 @@ def test_ray_over_the_nodes_of_a_job(tmp_path: Path, make_sandbox: Callable[...,
     for number in (1, 2, 3, 4):
         project.write(f"go{number}", "")
     _wait_begun(project, 5)
-    wait_until(lambda: sum(end["success"] for end in _ends(project)) == 4, 60, "all but the last are done")
+    wait_until(lambda: sum(end["success"] for end in _ends(project)) == 4, 60, "all but the last completed")
     commands = [_command(int(name)).split(b"\0") for name in os.listdir("/proc") if name.isdigit()]
     folder = bytes(project.submissions()[0])
     helpers = [words for words in commands if b"stage" in words and any(word.startswith(folder) for word in words)]
     assert len([words for words in helpers if words[0] != b"srun"]) == 2, "the first run has ended, they hold the data"
     assert any(words[0] == b"srun" for words in helpers)
     project.write("go5", "")
-    wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 180, "all runs are done")
+    wait_until(lambda: {run["state"] for run in project.status().values()} == {"completed"}, 180, "all runs completed")
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
     _wait_for_none(project)
     assert not list(project.submissions()[0].glob("*.data"))
@@ -334,15 +336,15 @@ def test_killing_rays_head_ends_the_pack_and_the_next_command_continues(project:
     words = ("--slots", 2, "--set", "k=1:4:1", "--", *QUICK, "wait=go{k}", "{k}")
     project.write("go1", "")
     begun = project.start("pack", "--engine", "ray", *words)
-    wait_until(lambda: any(end["success"] for end in _ends(project)), 180, "one run is done")
+    wait_until(lambda: any(end["success"] for end in _ends(project)), 180, "one run completed")
     _wait_begun(project, 3)
     head = next(pid for pid in _of_ray(project) if part.encode() in _command(pid)[:200])
     os.kill(head, signal.SIGKILL)
-    _, said = begun.communicate(timeout=120)
+    _, said = begun.communicate(timeout=300)
     assert begun.returncode == 4 and "Ray's head has died" in said, said
     assert "are left over" in said, "and what comes after the runs was done, such as a follow-up job: " + said
     _wait_for_none(project)
-    assert {run["state"] for run in project.status().values()} <= {"done", "lost", "new"}
+    assert {run["state"] for run in project.status().values()} <= {"completed", "lost", "new"}
     for number in (2, 3, 4):
         project.write(f"go{number}", "")
     project.shoal("pack", *words)
@@ -384,7 +386,7 @@ def test_two_users_on_one_node_do_not_meet() -> None:
         _finish(second, packs[1])
         code = f"import ray; ray.init(address='127.0.0.1:{_port(first, 'port')}', log_to_driver=False)"
         stranger = _as(USERS[1], second, [python, "-c", code], RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
-        _, said = stranger.communicate(timeout=120)
+        _, said = stranger.communicate(timeout=300)
         assert stranger.returncode != 0 and "uthenticat" in said, said
         _finish(first, packs[0])
         assert all(end["success"] for one in (first, second) for end in _ends(one))
@@ -407,7 +409,7 @@ def _wait_whole(project: Project, pack: subprocess.Popen[str]) -> None:
 
 def _finish(project: Project, pack: subprocess.Popen[str]) -> None:
     project.write("go", "")
-    _, said = pack.communicate(timeout=180)
+    _, said = pack.communicate(timeout=300)
     assert pack.returncode == 0, said + _log(project)
 
 
@@ -481,7 +483,7 @@ def test_a_lost_node_of_ray_loses_its_runs_which_go_on_elsewhere(
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: sum(end["stopped_by"] == "lost" for end in _ends(project)) == 2, 180, "two runs are lost")
     project.write("go", "")
-    wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 180, "all runs are done")
+    wait_until(lambda: {run["state"] for run in project.status().values()} == {"completed"}, 180, "all runs completed")
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
     assert sum(end["success"] for end in _ends(project)) == 6
     _wait_for_none(project)

@@ -18,7 +18,6 @@ from shoal.job import job_constraints
 from shoal.job.allocation import VisibleGpus, gpu_environment, thread_environment, visible_gpus_of_node
 from shoal.job.pack.allocator import GPU_PARTS, Allocator, Demand, count_gpu_parts, even_share
 from shoal.job.pack.queue import QueuedRun, RunQueue, read_queue
-from shoal.model import Request
 from shoal.plan.layouts import PackJob, expect_durations, fill_gpu_shares, longest_first, min_makespan_s, simulate
 from shoal.plan.pack_queue import PackOptions
 
@@ -36,49 +35,49 @@ shares = st.sampled_from([0, 1, 250_000, 333_333, 500_000, GPU_PARTS, 2 * GPU_PA
 def test_nothing_is_ever_lent_twice(
     slots: int, gpus: int, cpus: int, keep_whole: bool, nodes: int, wishes: list[tuple[int, int, int, bool]]
 ) -> None:
-    books = Allocator(slots, gpus, range(cpus), keep_whole, nodes)
+    allocator = Allocator(slots, gpus, range(cpus), keep_whole, nodes)
     for gpu_parts, wanted_cpus, wanted_slots, give_first in wishes:
-        if give_first and books.held:
-            books.give(books.held[0])
-        holding = books.take(Demand(gpu_parts, wanted_cpus, wanted_slots))
-        if holding is not None:
-            assert len(holding.cpus) == wanted_cpus and 1 + len(holding.empty) == wanted_slots
-            assert holding.share * len(holding.gpus) == gpu_parts
-            assert {slot // slots for slot in holding.empty} <= {holding.slot // slots}, "all on one node"
+        if give_first and allocator.held:
+            allocator.give(allocator.held[0])
+        assignment = allocator.take(Demand(gpu_parts, wanted_cpus, wanted_slots))
+        if assignment is not None:
+            assert len(assignment.cpus) == wanted_cpus and 1 + len(assignment.empty) == wanted_slots
+            assert assignment.share * len(assignment.gpus) == gpu_parts
+            assert {slot // slots for slot in assignment.empty} <= {assignment.slot // slots}, "all on one node"
         for node in range(nodes):
-            held = [one for one in books.held if one.slot // slots == node]
+            held = [one for one in allocator.held if one.slot // slots == node]
             lent_slots = [slot for one in held for slot in (one.slot, *one.empty)]
             assert len(set(lent_slots)) == len(lent_slots) <= slots
             lent_cpus = [cpu for one in held for cpu in one.cpus]
             assert len(set(lent_cpus)) == len(lent_cpus)
             for gpu in range(gpus):
                 assert sum(one.share for one in held if gpu in one.gpus) <= GPU_PARTS
-    for one in books.held:
-        books.give(one)
+    for one in allocator.held:
+        allocator.give(one)
     for _ in range(nodes):
-        everything = books.take(Demand(gpus * GPU_PARTS, cpus, slots))
+        everything = allocator.take(Demand(gpus * GPU_PARTS, cpus, slots))
         assert everything is not None and len(everything.gpus) == gpus
-    assert books.is_full
+    assert allocator.is_full
 
 
 def test_runs_go_to_the_emptiest_node() -> None:
-    books = Allocator(2, 1, range(2), nodes=2)
-    assert [holding.slot for holding in map(books.take, [Demand(cpus=1)] * 4) if holding] == [0, 2, 1, 3]
+    allocator = Allocator(2, 1, range(2), nodes=2)
+    assert [assignment.slot for assignment in map(allocator.take, [Demand(cpus=1)] * 4) if assignment] == [0, 2, 1, 3]
 
 
 def test_a_holding_is_given_back_once() -> None:
-    books = Allocator(2, 1, range(2))
-    holding = books.take(Demand(GPU_PARTS, 1))
-    assert holding is not None
-    books.give(holding)
+    allocator = Allocator(2, 1, range(2))
+    assignment = allocator.take(Demand(GPU_PARTS, 1))
+    assert assignment is not None
+    allocator.give(assignment)
     with pytest.raises(ValueError, match="not lent"):
-        books.give(holding)
+        allocator.give(assignment)
 
 
 def test_shares_spread_over_gpus_unless_whole_ones_are_wanted() -> None:
     spread, kept = Allocator(8, 2, ()), Allocator(8, 2, (), keep_whole=True)
-    for books in (spread, kept):
-        assert books.take(Demand(GPU_PARTS // 4)) is not None
+    for allocator in (spread, kept):
+        assert allocator.take(Demand(GPU_PARTS // 4)) is not None
     assert spread.take(Demand(GPU_PARTS // 4)).gpus == (1,)  # type: ignore[union-attr]
     assert kept.take(Demand(GPU_PARTS // 4)).gpus == (0,)  # type: ignore[union-attr]
     assert kept.take(Demand(GPU_PARTS)).gpus == (1,)  # type: ignore[union-attr]
@@ -91,8 +90,8 @@ def test_impossible_numbers_of_gpus_are_refused(wrong: float) -> None:
 
 
 def test_a_third_of_a_gpu_fits_three_times() -> None:
-    books = Allocator(9, 1, ())
-    assert sum(books.take(Demand(count_gpu_parts(1 / 3))) is not None for _ in range(4)) == 3
+    allocator = Allocator(9, 1, ())
+    assert sum(allocator.take(Demand(count_gpu_parts(1 / 3))) is not None for _ in range(4)) == 3
 
 
 def test_gpus_are_divided_among_slots_when_nothing_was_said() -> None:
@@ -118,7 +117,7 @@ def test_every_schedule_keeps_the_list_scheduling_bound(lengths: list[float], sl
     assert bound * (1 - 1e-9) <= played.makespan <= bound * (2 - 1 / slots) + 1e-6
     assert played.busy == pytest.approx(sum(lengths))
     for slot in range(slots):
-        mine = sorted((one.start, one.end) for one in played.placed if one.holding.slot == slot)
+        mine = sorted((one.start, one.end) for one in played.placed if one.assignment.slot == slot)
         assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(mine))
 
 
@@ -141,44 +140,44 @@ def test_wide_runs_start_first_and_narrow_ones_fill_the_gaps() -> None:
 
 
 def test_a_run_that_is_overtaken_again_and_again_is_waited_for() -> None:
-    books = Allocator(4, 2, ())
+    allocator = Allocator(4, 2, ())
     queue = RunQueue(
         [QueuedRun("wide", 0, Demand(2 * GPU_PARTS)), *(QueuedRun(f"n{k}", k, Demand(GPU_PARTS)) for k in range(1, 40))]
     )
-    first = books.take(Demand(GPU_PARTS))
+    first = allocator.take(Demand(GPU_PARTS))
     assert first is not None
     started = []
-    while (choice := queue.next(books, None)) is not None and choice.item.name != "wide":
+    while (choice := queue.next(allocator, None)) is not None and choice.item.name != "wide":
         started.append(choice.item.name)
-        books.give(choice.holding)
+        allocator.give(choice.assignment)
     assert len(started) == 8
-    books.give(first)
-    assert queue.next(books, None).item.name == "wide"  # type: ignore[union-attr]
+    allocator.give(first)
+    assert queue.next(allocator, None).item.name == "wide"  # type: ignore[union-attr]
 
 
 def test_slots_that_are_closed_leave_their_gpus_to_the_others_and_what_needs_more_slots_holds_nobody_up() -> None:
-    books = Allocator(2, 2, (), nodes=2)
-    held = books.take(Demand(2 * GPU_PARTS))
+    allocator = Allocator(2, 2, (), nodes=2)
+    held = allocator.take(Demand(2 * GPU_PARTS))
     assert held is not None and held.slot == 0
     for slot in (0, 2):
-        books.close(slot)
-    books.give(held)
-    assert books.never(Demand(2 * GPU_PARTS)) is None and books.never(Demand(slots=2)) is not None
+        allocator.close(slot)
+    allocator.give(held)
+    assert allocator.never(Demand(2 * GPU_PARTS)) is None and allocator.never(Demand(slots=2)) is not None
     queue = RunQueue(
         [QueuedRun("wide", 0, Demand(slots=2)), *(QueuedRun(f"thin{n}", n, Demand(GPU_PARTS)) for n in range(1, 20))]
     )
     for _ in range(19):
-        choice = queue.next(books, None)
-        assert choice is not None and choice.holding.slot in (1, 3)
-        books.give(choice.holding)
-    assert queue.is_stuck(books, None) and not books.is_closed
+        choice = queue.next(allocator, None)
+        assert choice is not None and choice.assignment.slot in (1, 3)
+        allocator.give(choice.assignment)
+    assert queue.is_stuck(allocator, None) and not allocator.is_closed
     for slot in (1, 3):
-        books.close(slot)
-    assert books.is_closed and queue.next(books, None) is None
+        allocator.close(slot)
+    assert allocator.is_closed and queue.next(allocator, None) is None
 
 
 def test_a_run_starts_only_if_it_fits_into_the_time_left() -> None:
-    books = Allocator(2, 0, ())
+    allocator = Allocator(2, 0, ())
     queue = RunQueue(
         [
             QueuedRun("long", 0, Demand(), expect_s=100),
@@ -186,9 +185,9 @@ def test_a_run_starts_only_if_it_fits_into_the_time_left() -> None:
             QueuedRun("new", 2, Demand()),
         ]
     )
-    assert queue.next(books, 50.0).item.name == "short"  # type: ignore[union-attr]
-    assert queue.next(books, 50.0).item.name == "new"  # type: ignore[union-attr]
-    assert queue.is_stuck(books, 50.0) and not queue.is_stuck(books, None)
+    assert queue.next(allocator, 50.0).item.name == "short"  # type: ignore[union-attr]
+    assert queue.next(allocator, 50.0).item.name == "new"  # type: ignore[union-attr]
+    assert queue.is_stuck(allocator, 50.0) and not queue.is_stuck(allocator, None)
     assert not queue.fits(QueuedRun("new", 3, Demand()), 0.0)
 
 
@@ -267,15 +266,15 @@ def test_a_file_of_commands_is_runs_named_after_what_they_do(tmp_path: Path) -> 
     file = tmp_path / "jobs.txt"
     file.write_text("# comment\npython train.py --depth 4\n\necho {a} | wc -c\n")
     project = bare_project(tmp_path, {"HOME": str(tmp_path)})
-    first, second = read_command_file(file, project, None, Request())
+    first, second = read_command_file(file, project, None)
     assert first.command == ["python", "train.py", "--depth", "4"]
     assert first.experiment == "pack_jobs" and first.stem.startswith("python-train.py-depth-4-")
     assert second.command == ["bash", "-c", "echo {{a}} | wc -c"]
     file.write_text("# moved\n\n\npython train.py --depth 4\n")
-    assert read_command_file(file, project, None, Request())[0].name == first.name
+    assert read_command_file(file, project, None)[0].name == first.name
     file.write_text("true\ntrue\n")
     with pytest.raises(InputError, match="the same command as line 1"):
-        read_command_file(file, project, None, Request())
+        read_command_file(file, project, None)
 
 
 @pytest.mark.parametrize(

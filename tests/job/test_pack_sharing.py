@@ -22,6 +22,8 @@ from shoal.job.pack.allocator import GPU_PARTS, Assignment
 from shoal.job.pack.node import GpuSharing, memory_environment, set_up_gpu_sharing
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 #: Speaks as nvidia-cuda-mps-control does: -f is the daemon, without it commands come on standard input.
 STAND_IN = """\
 #!{python}
@@ -84,9 +86,9 @@ class Shown(NamedTuple):
 
 def shown(project: Project, *words: object) -> Shown:
     """Runs that print their environment, two on each GPU."""
-    command = [sys.executable, "-S", "-c", escape_placeholders(SHOW), "{k}"]
+    command = [sys.executable, "-S", "-c", *escape_placeholders([SHOW]), "{k}"]
     done = project.shoal("pack", "--slots", 4, "--gpus-per-run", 0.5, *words, "--set", "k=1:4:1", "--", *command)
-    assert "4 done" in done.out
+    assert "4 completed" in done.out
     return Shown([json.loads(text) for text in printed(project)], done.err)
 
 
@@ -153,7 +155,7 @@ def test_mps_dies_with_an_engine_that_is_killed(project: Project) -> None:
     daemon = log_of(project)[0][1]
     assert is_alive(daemon)
     os.kill(json.loads(starts[0].read_text())["pid"], signal.SIGKILL)
-    begun.communicate(timeout=30)
+    begun.communicate(timeout=300)
     wait_until(lambda: not is_alive(daemon), 60, "the daemon is gone")
 
 

@@ -75,39 +75,39 @@ def job_of(project: Project) -> str:
 
 def test_a_sweep_is_one_job_whose_gpus_are_lent_in_turn(project: Project) -> None:
     path = sweep(project, 8)
-    done = project.shoal("submit", path, "--shape", "pack", "--gpus", 4, "--time", "5m", "--json")
+    done = project.shoal("submit", path, "--layout", "pack", "--gpus", 4, "--time", "5m", "--json")
     assert {run["did"] for run in done.json["runs"]} == {"submitted"}
     assert len({run["job_id"] for run in done.json["runs"]}) == 1
-    runs = wait_all(project, "done")
+    runs = wait_all(project, "completed")
     assert len(runs) == 8 and good_ends(project) == [1] * 8
     assert len(project.jobs()) == 1
     assert {gpu for one in held(project) for gpu in one["gpus"]} == {"0", "1", "2", "3"}
-    again = project.shoal("submit", path, "--shape", "pack", "--gpus", 4, "--json")
+    again = project.shoal("submit", path, "--layout", "pack", "--gpus", 4, "--json")
     assert {run["did"] for run in again.json["runs"]} == {"left alone"}
 
 
-def test_while_the_job_runs_its_waiting_runs_are_queued(project: Project) -> None:
+def test_while_the_job_runs_those_without_a_slot_are_waiting(project: Project) -> None:
     path = sweep(project, 3, "wait=go")
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 1, "--time", "5m")
+    project.shoal("submit", path, "--layout", "pack", "--gpus", 1, "--time", "5m")
     wait_until(lambda: "running" in {run["state"] for run in project.status().values()}, 60, "one run has begun")
-    assert sorted(run["state"] for run in project.status().values()) == ["queued", "queued", "running"]
+    assert sorted(run["state"] for run in project.status().values()) == ["running", "waiting", "waiting"]
     project.write("go", "")
-    wait_all(project, "done")
+    wait_all(project, "completed")
 
 
 def test_several_nodes_pull_from_one_queue(project: Project) -> None:
     path = sweep(project, 12, "wait=go")
-    project.shoal("submit", path, "--shape", "pack", "--nodes", 2, "--gpus", 2, "--time", "5m")
+    project.shoal("submit", path, "--layout", "pack", "--nodes", 2, "--gpus", 2, "--time", "5m")
     wait_until(lambda: len(held(project)) == 4, 60, "four runs have begun")
     assert len({one["engine"] for one in held(project)}) == 2, "an engine on each node"
     project.write("go", "")
-    wait_all(project, "done")
+    wait_all(project, "completed")
     assert good_ends(project) == [1] * 12
 
 
 def test_a_node_with_nothing_left_to_do_is_given_back_before_the_job_ends(project: Project) -> None:
     path = sweep(project, 2, "wait=go{k}")
-    project.shoal("submit", path, "--shape", "pack", "--nodes", 2, "--gpus", 1, "--shrink", "--time", "5m")
+    project.shoal("submit", path, "--layout", "pack", "--nodes", 2, "--gpus", 1, "--shrink", "--time", "5m")
     wait_until(lambda: len(held(project)) == 2, 60, "a run has begun on each node")
     job = job_of(project)
     batch_node = project.slurm("squeue", "-h", "-j", job, "-o", "%B").strip()
@@ -120,10 +120,10 @@ def test_a_node_with_nothing_left_to_do_is_given_back_before_the_job_ends(projec
 
     wait_until(lambda: nodes() == [batch_node, "RUNNING"], 60, "the job goes on with one node", poll_s=0.5)
     wait_until(lambda: {*project.slurm("sinfo", "-h", "-N", "-n", other, "-o", "%t").split()} == {"idle"}, 60, "idle")
-    assert {run["state"] for run in project.status().values()} == {"running", "done"}
+    assert {run["state"] for run in project.status().values()} == {"running", "completed"}
     project.write("go1", "")
     project.write("go2", "")
-    wait_all(project, "done")
+    wait_all(project, "completed")
     assert good_ends(project) == [1] * 2
     assert not list(project.root.glob("slurm_job_*")), "scontrol's scripts about the new size are not left behind"
 
@@ -140,27 +140,27 @@ def test_pilots_share_a_queue_and_end_when_it_is_empty(project: Project) -> None
     wait_until(lambda: len(held(project)) == 3, 60, "three runs have begun")
     assert len({one["job_id"] for one in held(project)}) == 3, "each pilot is a job of its own"
     project.write("go", "")
-    wait_all(project, "done")
+    wait_all(project, "completed")
     assert good_ends(project) == [1] * 9
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R").strip(), 60, "no pilot is left")
 
 
-def test_a_cancelled_job_leaves_queued_runs_for_the_next_submit(project: Project) -> None:
+def test_a_cancelled_job_leaves_waiting_runs_for_the_next_submit(project: Project) -> None:
     path = sweep(project, 4, "wait=go")
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
+    project.shoal("submit", path, "--layout", "pack", "--gpus", 2, "--time", "5m")
     wait_until(lambda: len(held(project)) == 2, 60, "two runs have begun")
     project.slurm("scancel", job_of(project))
     runs = wait_all(project, "cancelled", "new")
     assert sorted(run["state"] for run in runs.values()) == ["cancelled", "cancelled", "new", "new"]
     project.write("go", "")
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
-    wait_all(project, "done")
+    project.shoal("submit", path, "--layout", "pack", "--gpus", 2, "--time", "5m")
+    wait_all(project, "completed")
     assert good_ends(project) == [1] * 4
 
 
 def test_a_killed_engine_ends_its_job_and_the_next_submit_continues(project: Project) -> None:
     path = sweep(project, 4, "wait=go")
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
+    project.shoal("submit", path, "--layout", "pack", "--gpus", 2, "--time", "5m")
     wait_until(lambda: len(held(project)) == 2, 60, "two runs have begun")
     start = read_record(next((project.home / "runs").glob("*/*/attempt.1.start")))
     os.kill(start["pid"], signal.SIGKILL)
@@ -168,19 +168,19 @@ def test_a_killed_engine_ends_its_job_and_the_next_submit_continues(project: Pro
     runs = project.status()
     assert sorted(run["state"] for run in runs.values()) == ["lost", "lost", "new", "new"]
     project.write("go", "")
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
-    wait_all(project, "done")
+    project.shoal("submit", path, "--layout", "pack", "--gpus", 2, "--time", "5m")
+    wait_all(project, "completed")
     assert good_ends(project) == [1] * 4
 
 
 def test_what_the_time_limit_leaves_over_continues_in_a_follow_up_job(project: Project) -> None:
     path = sweep(project, 3, "wait=go")
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "2m", "--warn", "95s", "--grace", "5s")
+    project.shoal("submit", path, "--layout", "pack", "--gpus", 2, "--time", "2m", "--warn", "95s", "--grace", "5s")
     wait_until(lambda: len(held(project)) >= 2, 60, "two runs have begun")
     first = job_of(project)
     wait_until(lambda: list(project.submissions()[0].glob("send.1.outcome")), 90, "a follow-up job was submitted")
     project.write("go", "")
-    runs = wait_all(project, "done", deadline_s=120)
+    runs = wait_all(project, "completed", deadline_s=120)
     assert good_ends(project) == [1] * 3
     assert any(run["job_id"] != first for run in runs.values())
     stopped = [end for end in _ends(project) if end["stopped_by"]]
@@ -193,28 +193,28 @@ def _ends(project: Project) -> list[dict[str, Any]]:
 
 def test_a_run_that_cannot_fit_is_refused_before_anything_is_submitted(project: Project) -> None:
     path = sweep(project, 2, extra="")
-    done = project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--gpus-per-run", 4, code=2)
+    done = project.shoal("submit", path, "--layout", "pack", "--gpus", 2, "--gpus-per-run", 4, code=2)
     assert "never fits" in done.err
     assert not project.home.exists() or not project.submissions()
 
 
 @pytest.mark.parametrize("words", [("--gpus", 1), ("--nodes", 2, "--engine", "ray", "--gpus", 1)])
 def test_shrinking_what_cannot_shrink_is_one_sentence(project: Project, words: tuple[object, ...]) -> None:
-    done = project.shoal("submit", sweep(project, 2), "--shape", "pack", "--shrink", *words, code=2)
+    done = project.shoal("submit", sweep(project, 2), "--layout", "pack", "--shrink", *words, code=2)
     assert_clear_error(done, 2, "--shrink gives idle nodes back")
 
 
-def test_a_share_on_the_page_lets_runs_share_the_one_gpu_that_is_asked_for(project: Project) -> None:
+def test_a_share_on_the_sweep_file_lets_runs_share_the_one_gpu_that_is_asked_for(project: Project) -> None:
     path = sweep(project, 4, "wait=go")
     path.write_text(path.read_text().replace("gpus = 1", "gpus = 0.25"))
-    plan = project.shoal("plan", path, "--shape", "pack", "--slots", 4, "--time", "5m", "--json").json
+    plan = project.shoal("plan", path, "--layout", "pack", "--slots", 4, "--time", "5m", "--json").json
     assert {run["request"]["gpus"] for run in plan["runs"]} == {1}
-    project.shoal("submit", path, "--shape", "pack", "--slots", 4, "--time", "5m")
+    project.shoal("submit", path, "--layout", "pack", "--slots", 4, "--time", "5m")
     wait_until(lambda: len(held(project)) == 4, 60, "four runs have begun")
     assert {(*one["gpus"], one["share"]) for one in held(project)} == {("0", 0.25)}
     assert "gpu:1\n" in project.slurm("scontrol", "show", "job", job_of(project))
     project.write("go", "")
-    wait_all(project, "done")
+    wait_all(project, "completed")
     assert {
         start["env"]["SHOAL_GPU_MEMORY_FRACTION"] for run in project.status() for start in project.marks(run)[:1]
     } == {"0.2250"}
@@ -225,7 +225,7 @@ def test_commands_go_to_slurm_as_one_job(project: Project) -> None:
         "pack", "--on", "slurm", "--slots", 2, "--time", "5m", "--set", "k=1:4:1", "--", *_quick(), "{k}"
     )
     assert "4 submitted" in done.out
-    wait_all(project, "done")
+    wait_all(project, "completed")
     assert len(project.jobs()) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -37,7 +38,7 @@ STEP = """
 [steps.hog]
 command = [{python}, "-S", "hog.py"]
 request = {{ cpus = 1, memory = "60M" }}
-[steps.hog.survive]
+[steps.hog.recovery]
 {policy}
 """
 
@@ -51,7 +52,9 @@ def ends(project: Project) -> list[dict[str, Any]]:
     return [read_record(path) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
 
 
-@pytest.mark.parametrize(("policy", "state"), [("retry = { oom = 1 }\nmemory = 'x2'", "done"), ("", "oom")])
+@pytest.mark.parametrize(
+    ("policy", "state"), [("max_retries = { oom = 1 }\nmemory_factor = 'x2'", "completed"), ("", "oom")]
+)
 def test_lack_of_memory_ends_one_run_alone_and_an_empty_slot_is_more_of_it(
     tmp_path: Path, quiet_cluster: Sandbox, policy: str, state: str
 ) -> None:
@@ -60,10 +63,12 @@ def test_lack_of_memory_ends_one_run_alone_and_an_empty_slot_is_more_of_it(
     project = Project(tmp_path, quiet_cluster, toml=toml)
     project.write("hog.py", HOG)
     project.write("experiments/001_a/000_hog.toml", 'step = "hog"\nargs = ["{k}"]\n[sweep]\nk = "1:2:1"\n')
-    project.shoal("submit", "experiments/001_a", "--shape", "pack", "--slots", 2, "--time", "5m")
-    runs = wait_all(project, "done", state)
-    assert sorted(run["state"] for run in runs.values()) == sorted(["done", state])
-    assert sorted(str(end["cause"]) for end in ends(project)) == sorted(["None", "oom", *["None"] * (state == "done")])
+    project.shoal("submit", "experiments/001_a", "--layout", "pack", "--slots", 2, "--time", "5m")
+    runs = wait_all(project, "completed", state)
+    assert sorted(run["state"] for run in runs.values()) == sorted(["completed", state])
+    assert sorted(str(end["cause"]) for end in ends(project)) == sorted(
+        ["None", "oom", *["None"] * (state == "completed")]
+    )
     assert len(project.jobs()) == 1, "the engine lived"
 
 
@@ -79,24 +84,24 @@ def test_a_packed_run_executes_the_code_that_was_there_when_it_was_submitted(pro
     git(project.root, "init", "-q")
     git(project.root, "add", ".")
     git(project.root, "commit", "-qm", "first")
-    project.shoal("submit", path, "--shape", "pack", "--slots", 1, "--time", "5m")
+    project.shoal("submit", path, "--layout", "pack", "--slots", 1, "--time", "5m")
     wait_until(lambda: len(held(project)) == 1, 60, "one run has begun")
     project.write("code.sh", "echo new\n")
     go.touch()
-    for name in wait_all(project, "done"):
+    for name in wait_all(project, "completed"):
         assert project.shoal("logs", name).out.split() == ["old"]
 
 
 def test_a_requeued_job_goes_on_with_its_queue(project: Project) -> None:
     path = sweep(project, 4, "wait=go")
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
+    project.shoal("submit", path, "--layout", "pack", "--gpus", 2, "--time", "5m")
     wait_until(lambda: len(held(project)) == 2, 60, "two runs have begun")
     job = job_of(project)
     project.slurm("scontrol", "requeue", job)
     # Slurm lets it wait until its first credential has expired; told to start now, it kills it as "credential revoked".
     wait_until(lambda: len(held(project)) == 4, 120, "two attempts more have begun")
     project.write("go", "")
-    wait_all(project, "done")
+    wait_all(project, "completed")
     assert good_ends(project) == [1] * 4 and len(project.jobs()) == 1
 
 
@@ -104,13 +109,13 @@ def test_a_run_that_builds_on_a_packed_one_waits_for_it_alone(project: Project) 
     """Another run of the pack fails, and so its job does: that is no reason not to start."""
     train = 'step = "train"\nseeds = "0-1"\nargs = ["save=7", "wait=go", "exit={seed}"]\n[request]\ntime = "1m"\n'
     project.write("experiments/001_a/000_train.toml", train + 'memory = "50M"\n')
-    project.shoal("submit", "experiments/001_a", "--shape", "pack", "--slots", 2, "--time", "5m")
+    project.shoal("submit", "experiments/001_a", "--layout", "pack", "--slots", 2, "--time", "5m")
     wait_until(lambda: len(held(project)) == 2, 60, "two runs have begun")
     child = 'step = "evaluate"\nseeds = "0"\nstart_from = "000_train_0"\n[request]\ntime = "1m"\nmemory = "50M"\n'
     project.write("experiments/001_a/010_evaluate.toml", child)
     project.shoal("submit", "experiments/001_a/010_evaluate.toml")
     project.write("go", "")
-    assert project.wait("001_a/010_evaluate_0", "done")["state"] == "done"
+    assert project.wait("001_a/010_evaluate_0", "completed")["state"] == "completed"
     assert project.status("001_a/000_train_1")["001_a/000_train_1"]["state"] == "failed"
 
 
@@ -118,14 +123,24 @@ def test_a_pack_waits_for_parents_in_other_jobs_and_starts_what_builds_on_a_good
     short = '[request]\ntime = "1m"\nmemory = "50M"\n'
     train = f'step = "train"\nseeds = "0-1"\nargs = ["save=7", "wait=go", "exit={{seed}}"]\n{short}'
     project.write("experiments/001_a/000_train.toml", train)
-    project.shoal("submit", "experiments/001_a", "--shape", "job")
+    project.shoal("submit", "experiments/001_a", "--layout", "job")
     evaluate = f'step = "evaluate"\nseeds = "0-1"\nstart_from = "000_train_{{seed}}"\n{short}'
     project.write("experiments/001_a/010_evaluate.toml", evaluate)
-    words = ("submit", "experiments/001_a/010_evaluate.toml", "--shape", "pack", "--slots", 2, "--time", "5m", "--json")
+    words = (
+        "submit",
+        "experiments/001_a/010_evaluate.toml",
+        "--layout",
+        "pack",
+        "--slots",
+        2,
+        "--time",
+        "5m",
+        "--json",
+    )
     (job,) = {run["job_id"] for run in project.shoal(*words).json["runs"]}
     assert project.slurm("squeue", "-h", "-j", job, "-o", "%T %E").startswith("PENDING afterany:")
     project.write("go", "")
-    assert project.wait("001_a/010_evaluate_0", "done")["job_id"] == job
+    assert project.wait("001_a/010_evaluate_0", "completed")["job_id"] == job
     (mark,) = project.marks("001_a/010_evaluate_0")[:1]
     assert mark["env"]["SHOAL_START_FROM"].endswith("model_7.pth")
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the pack has ended")
@@ -169,12 +184,13 @@ def test_a_frozen_node_loses_its_run_to_another_and_gives_it_up_when_it_wakes(
         wait_until(lambda: project.records(name, "attempt.2.start"), 60, "the other pilot has taken it over")
     finally:
         for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # one may have ended before it was frozen
+                os.kill(pid, signal.SIGCONT)
     wait_until(
         lambda: not project.slurm("squeue", "-h", "-j", start["job_label"]).strip(), 60, "the first pilot has left"
     )
     project.write("go1", "")
-    wait_all(project, "done")
+    wait_all(project, "completed")
     assert project.records(name, "attempt.1.lost.*") and project.records(name, "attempt.2.end")[0]["success"]
     assert len(project.marks(name, "end")) == 1, "the frozen node's process was ended"
     cancel_all(host_cluster)
@@ -182,7 +198,7 @@ def test_a_frozen_node_loses_its_run_to_another_and_gives_it_up_when_it_wakes(
 
 def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_submit(project: Project) -> None:
     path = sweep(project, 2, "wait=go")
-    words = (path, "--shape", "pack", "--gpus", 1, "--time", "5m")
+    words = (path, "--layout", "pack", "--gpus", 1, "--time", "5m")
     project.shoal("submit", *words)
     wait_until(lambda: len(held(project)) == 1, 60, "one run has begun")
     job, (folder,) = job_of(project), project.submissions()
@@ -203,21 +219,21 @@ def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_subm
     start.write_text(json.dumps({**json.loads(first), "failed_nodes": [bad]}) + "\n" + second)
     assert f"the pack avoids {bad}, which failed" in project.shoal("submit", *words).err
     project.write("go", "")
-    wait_all(project, "done")
+    wait_all(project, "completed")
     nodes = [read_record(path)["nodes"] for path in (project.home / "runs").glob("*/*/attempt.*.start")]
     assert len(nodes) == 3 and nodes.count(bad) == 1
 
 
 def test_a_killed_job_leaves_nothing_and_the_next_submit_continues(project: Project) -> None:
     path = sweep(project, 3, "wait=go")
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
+    project.shoal("submit", path, "--layout", "pack", "--gpus", 2, "--time", "5m")
     wait_until(lambda: len(held(project)) == 2, 60, "two runs have begun")
     project.slurm("scancel", "--full", "--signal=KILL", job_of(project))
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
     left = subprocess.run(["pgrep", "-f", str(project.root / "train.py")], capture_output=True, check=False)
     assert not left.stdout
-    assert "done" not in {run["state"] for run in project.status().values()}
+    assert "completed" not in {run["state"] for run in project.status().values()}
     project.write("go", "")
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
-    wait_all(project, "done")
+    project.shoal("submit", path, "--layout", "pack", "--gpus", 2, "--time", "5m")
+    wait_all(project, "completed")
     assert good_ends(project) == [1] * 3

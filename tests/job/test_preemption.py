@@ -43,9 +43,9 @@ def test_what_left_politely_in_the_grace_time_goes_on_when_the_job_comes_again(
         project.write(program, SAVES)
     project.write("shoal.toml", (project.root / "shoal.toml").read_text() + "\n[clusters.slurm]\npartition = 'low'\n")
     project.slurm("scontrol", "update", "PartitionName=low", "GraceTime=25")
-    project.submit("000_replicas_0", "replicas --mem=1000 --time=10")
+    project.submit("000_replicas_0", "replicas --mem=1000M --time=10")
     # Two tasks of an array: the last one has the array's own number.
-    project.shoal("submit", project.script("001_a/001_ranks.sh", "ranks --mem=50 --time=10"), "--seeds", "0-1")
+    project.shoal("submit", project.script("001_a/001_ranks.sh", "ranks --mem=50M --time=10"), "--seeds", "0-1")
     words = ("pack", "--nodes", 2, "--gpus", 1, "--slots", 1, "--time", "10m", "--mem", "100M", "--set", "k=1,2")
     project.shoal(*words, "--", sys.executable, "-S", "packed.py", "{k}")
     wait_until(
@@ -59,6 +59,6 @@ def test_what_left_politely_in_the_grace_time_goes_on_when_the_job_comes_again(
     wait_until(lambda: len(ends()) == 5, 60, "all have left")
     left = [read_record(path) for path in ends()]
     assert [(end["exit_code"], end["stopped_by"], end["success"]) for end in left] == [(0, "SIGTERM", False)] * 5
-    wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 120, "all are done")
+    wait_until(lambda: {run["state"] for run in project.status().values()} == {"completed"}, 120, "all completed")
     assert {run["attempt"] for run in project.status().values()} == {2}
     assert len(project.submissions()) == 3, "Slurm has started the same jobs again"

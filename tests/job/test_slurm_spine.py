@@ -17,7 +17,7 @@ from waiting import wait_until
 pytestmark = pytest.mark.slurm
 
 RUN = "001_a/000_train_0"
-REQUEST = "--time=5 --mem=50"
+REQUEST = "--time=5 --mem=50M"
 
 
 def test_a_requeued_run_goes_on_in_its_folder_from_its_newest_checkpoint(tmp_path: Path, cluster: Sandbox) -> None:
@@ -30,7 +30,7 @@ def test_a_requeued_run_goes_on_in_its_folder_from_its_newest_checkpoint(tmp_pat
     job_id = project.status()[RUN]["job_id"]
     project.slurm("scontrol", "requeue", job_id)
     second = project.wait_started(RUN, 2)
-    run = project.wait(RUN, "done")
+    run = project.wait(RUN, "completed")
     assert (run["attempt"], run["job_id"]) == (2, job_id)
     for name in ("SHOAL_OUTPUT_DIR", "WANDB_RUN_ID", "WANDB_NAME", "WANDB_RUN_GROUP", "SHOAL_RUN", "SLURM_JOB_ID"):
         assert env_of(first, name) == env_of(second, name) != ""
@@ -70,8 +70,8 @@ def test_a_second_job_under_the_same_token_takes_the_run_over(tmp_path: Path, cl
     project.wait_started(RUN, 2)
     assert project.records(RUN, "attempt.1.end")[0]["stopped_by"] == "handover"
     project.write("go", "")
-    project.wait(RUN, "done")
-    assert "is done already" in _sbatch(project, only / "script.sh", "--job-name", name)
+    project.wait(RUN, "completed")
+    assert "completed already" in _sbatch(project, only / "script.sh", "--job-name", name)
     assert len(project.marks(RUN, "end")) == 1, "one has run to its end"
 
 
@@ -97,10 +97,10 @@ def test_the_saved_script_does_the_same_under_sbatch_and_bash(tmp_path: Path, cl
 
     project.script("001_a/000_train_0.sh", f"train {REQUEST} -- wait=go")
     project.shoal("submit", "experiments/001_a")
-    wait_until(lambda: _at(project, 4, "done"), 30, "the fourth attempt is done")
+    wait_until(lambda: _at(project, 4, "completed"), 30, "the fourth attempt completed")
     for folder in project.submissions():
         if (folder / "script.sh").exists() and len(project.marks(RUN)) == 4:
-            assert "is done already (attempt 4)" in project.bash(folder / "script.sh", code=1).err
+            assert "completed already (attempt 4)" in project.bash(folder / "script.sh", code=1).err
     assert len(project.marks(RUN)) == 4
 
 
@@ -137,29 +137,29 @@ def test_the_saved_script_of_an_array_runs_all_of_it_by_hand(tmp_path: Path, clu
     assert [len(project.marks(name)) for name in names] == [3, 3, 3]
 
 
-@pytest.mark.parametrize(("do", "code", "cause"), [
+@pytest.mark.parametrize(("do", "code", "reason"), [
     ("exit=1", 1, "exit code 1"), ("exit=7", 7, "exit code 7"), ("exit=300", 44, "exit code 44"),
     ("kill=9", 137, "killed by SIGKILL"), ("kill=15", 143, "killed by SIGTERM"), ("kill=11", 139, "killed by SIGSEGV"),
 ])  # fmt: skip
 def test_slurm_sees_the_exit_code_of_the_program(
-    do: str, code: int, cause: str, tmp_path: Path, cluster: Sandbox
+    do: str, code: int, reason: str, tmp_path: Path, cluster: Sandbox
 ) -> None:
     project = Project(tmp_path, cluster)
     project.shoal("submit", project.script("001_a/000_train_0.sh", f"train {REQUEST} -- {do}"))
     run = project.wait(RUN, "failed")
-    assert (run["exit_code"], run["cause"]) == (code, cause)
+    assert (run["exit_code"], run["reason"]) == (code, reason)
     # The end is on record before the agent has left, so Slurm may still call the job running.
     state = ("squeue", "-h", "-j", run["job_id"], "-t", "all", "-o", "%t")
     wait_until(lambda: project.slurm(*state) == "F\n", 20, "the job has ended for Slurm too")
     assert f"ExitCode={code}:0" in project.slurm("scontrol", "show", "job", run["job_id"])
-    assert project.status()[RUN]["cause"] == cause
+    assert project.status()[RUN]["reason"] == reason
 
 
 def test_a_run_that_slurm_stopped_is_cancelled_by_whom_slurm_says(tmp_path: Path, cluster: Sandbox) -> None:
     project = Project(tmp_path, cluster)
     for number, words in enumerate(("wait=never", "polite wait=never")):
         project.script(f"001_a/{number:03}_train_0.sh", f"train {REQUEST} -- {words}")
-    project.shoal("submit", "experiments/001_a", "--shape", "job")
+    project.shoal("submit", "experiments/001_a", "--layout", "job")
     for name in ("001_a/000_train_0", "001_a/001_train_0"):
         project.wait_started(name)
         project.slurm("scancel", project.status()[name]["job_id"])
@@ -172,7 +172,7 @@ def test_cancel_stops_waiting_running_and_single_tasks_and_nothing_else(tmp_path
     project.script("001_a/000_train_0.sh", f"train {REQUEST} --hold -- wait=go")
     project.script("001_a/001_train_0.sh", f"train {REQUEST} -- wait=go")
     array = project.script("002_b/000_train.sh", f"train {REQUEST} -- wait=go")
-    project.shoal("submit", "experiments/001_a", "--shape", "job")
+    project.shoal("submit", "experiments/001_a", "--layout", "job")
     project.shoal("submit", array, "--seeds", "0-2")
     for name in ("001_a/001_train_0", "002_b/000_train_0", "002_b/000_train_1", "002_b/000_train_2"):
         project.wait_started(name)
@@ -185,11 +185,11 @@ def test_cancel_stops_waiting_running_and_single_tasks_and_nothing_else(tmp_path
     assert project.marks("001_a/000_train_0") == []
     project.write("go", "")
     for name in ("002_b/000_train_0", "002_b/000_train_2"):
-        project.wait(name, "done")
+        project.wait(name, "completed")
     assert "nothing to cancel" in project.shoal("cancel", "001_a", "002_b").out
     project.script("001_a/000_train_0.sh", f"train {REQUEST} -- wait=go")
     project.shoal("submit", "experiments/001_a/000_train_0.sh")
-    project.wait("001_a/000_train_0", "done")
+    project.wait("001_a/000_train_0", "completed")
     project.assert_ran_once("001_a/000_train_0")
 
 
@@ -209,14 +209,14 @@ def test_a_run_that_uses_too_much_memory_is_oom(tmp_path: Path, cluster: Sandbox
         pytest.skip("this machine lets no one limit memory")
     toml = '[steps.eat]\ncommand = ["sh", "-c", "sleep 1; tail /dev/zero; exit 0"]\n'
     project = Project(tmp_path, cluster, toml=toml)
-    project.shoal("submit", project.script("001_a/000_eat_0.sh", "eat --time=5 --mem=30"))
+    project.shoal("submit", project.script("001_a/000_eat_0.sh", "eat --time=5 --mem=30M"))
     run = project.wait("001_a/000_eat_0")
-    assert run["state"] == "oom" and "memory" in run["cause"]
+    assert run["state"] == "oom" and "memory" in run["reason"]
 
 
 def test_a_run_over_its_time_limit_is_timeout(tmp_path: Path, make_sandbox: MakeSandbox) -> None:
     project = Project(tmp_path, make_sandbox("limit", nodes=1, gpus=0))
-    project.shoal("submit", project.script("001_a/000_train_0.sh", "train --time=1 --mem=50 -- polite wait=never"))
+    project.shoal("submit", project.script("001_a/000_train_0.sh", "train --time=1 --mem=50M -- polite wait=never"))
     project.wait_started(RUN)
     job_id = project.status()[RUN]["job_id"]
     project.slurm("scontrol", "update", f"JobId={job_id}", "EndTime=now+1")
@@ -238,19 +238,19 @@ env = {{ TEST_WHERE = "west" }}
 """
     for sandbox, where, partition in ((east, "east", "a100-east"), (west, "west", "gpu_west")):
         project = Project(tmp_path, sandbox, name=where, toml=toml)
-        script = project.script("001_a/000_train_0.sh", "train --time=5 --mem=50 --gres=gpu:fake:1")
+        script = project.script("001_a/000_train_0.sh", "train --time=5 --mem=50M --gres=gpu:fake:1")
         project.shoal("submit", script)
-        run = project.wait(RUN, "done")
+        run = project.wait(RUN, "completed")
         assert f"Partition={partition} " in project.slurm("scontrol", "show", "job", run["job_id"])
         assert env_of(project.marks(RUN)[0], "TEST_WHERE") == where
     elsewhere = project.shoal("status", "--json", SLURM_CONF=str(east.conf_path)).json["runs"][0]
-    assert elsewhere["state"] == "done"
+    assert elsewhere["state"] == "completed"
 
 
 def test_a_project_folder_with_odd_characters_works(tmp_path: Path, cluster: Sandbox) -> None:
     project = Project(tmp_path, cluster, name="50%j müde \"q\" $(x) 'y'")
     project.shoal("submit", project.script("001_a/000_train_0.sh"))
-    assert project.wait(RUN, "done")["output_dir"].startswith(str(project.root))
+    assert project.wait(RUN, "completed")["output_dir"].startswith(str(project.root))
     project.assert_ran_once(RUN)
 
 
@@ -258,7 +258,7 @@ def test_a_job_gets_the_callers_locale_and_no_option_variables_change_it(tmp_pat
     project = Project(tmp_path, cluster)
     script = project.script("001_a/000_train_0.sh")
     project.shoal("submit", script, LC_ALL="C.UTF-8", SBATCH_PARTITION="low", SBATCH_HOLD="1", SLURM_NTASKS="3")
-    run = project.wait(RUN, "done")
+    run = project.wait(RUN, "completed")
     assert "Partition=main " in project.slurm("scontrol", "show", "job", run["job_id"])
     assert env_of(project.marks(RUN)[0], "LC_ALL") == "C.UTF-8"
 
@@ -278,7 +278,7 @@ def test_inside_a_job_a_script_runs_here(tmp_path: Path, cluster: Sandbox) -> No
     project = Project(tmp_path, cluster)
     script = project.script("001_a/000_train_0.sh", f"train {REQUEST}")
     env = [f"{name}={project.env[name]}" for name in ("PATH", "HOME")]
-    assert "done 001_a/000_train_0" in project.slurm("srun", "--mem=100", "env", *env, "bash", str(script))
+    assert "completed 001_a/000_train_0" in project.slurm("srun", "--mem=100M", "env", *env, "bash", str(script))
     project.assert_ran_once(RUN)
     assert json.loads((project.submissions()[0] / "submission.json").read_text())["backend"] == "local"
 
@@ -314,7 +314,7 @@ def test_on_a_terminal_several_runs_are_counted_and_sent_only_after_a_yes(tmp_pa
     assert "nothing was submitted" in refused and not project.submissions()
     sent = answered(b"y\n")
     assert "submit them? [y/N]" in sent and "shoal watch 001_a" in sent and len(project.submissions()) == 1
-    assert "submit them?" not in answered(b"", "--again", "--yes"), "--yes asks nothing"
+    assert "submit them?" not in answered(b"", "--rerun", "--yes"), "--yes asks nothing"
 
 
 def test_a_plan_tells_how_long_all_of_it_takes_at_most(tmp_path: Path, cluster: Sandbox) -> None:
@@ -328,4 +328,4 @@ def test_a_plan_tells_how_long_all_of_it_takes_at_most(tmp_path: Path, cluster: 
     def at_most(*words: object) -> float:
         return float(project.shoal("plan", "--json", *words).json["makespan_s"]) / 600
 
-    assert [at_most(train), at_most(train, "--at-once", 2), at_most("experiments/001_a")] == [1, 3, 2]
+    assert [at_most(train), at_most(train, "--max-parallel", 2), at_most("experiments/001_a")] == [1, 3, 2]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.kernel.causes import KIND_TEXTS, find_cause, last_line
+from shoal.kernel.causes import KIND_TEXTS, find_cause
+from shoal.kernel.log_lines import last_line
 
 #: What a program does -> the kind and the words of the cause. Each is run, and its own output is read.
 PROGRAMS = {
@@ -120,7 +121,13 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+#: These import torch.
+_SLOW_PROGRAMS = ("a torn checkpoint", "spawned ranks")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW_PROGRAMS else name for name in PROGRAMS]
+)
 def test_the_cause_is_the_exception_s_own_line(name: str, tmp_path: Path) -> None:
     program, kind, words = PROGRAMS[name]
     (tmp_path / "train.py").write_text(textwrap.dedent(program))
@@ -137,6 +144,7 @@ def test_the_cause_is_the_exception_s_own_line(name: str, tmp_path: Path) -> Non
     assert cause is not None and (cause.kind, words in cause.line) == (kind, True), (cause, done.stdout)
 
 
+@pytest.mark.slow
 def test_torchrun_s_summary_does_not_hide_the_rank_s_own_error(tmp_path: Path) -> None:
     """Ranks write into one log, as torchrun does by itself; rank 0 fails only because rank 1 is gone."""
     (tmp_path / "train.py").write_text(
@@ -150,7 +158,7 @@ def test_torchrun_s_summary_does_not_hide_the_rank_s_own_error(tmp_path: Path) -
     )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
     done = subprocess.run(
-        torchrun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=240
+        torchrun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300
     )
     assert "ChildFailedError" in done.stdout
     cause = find_cause(done.stdout.splitlines()[-120:])

@@ -71,6 +71,7 @@ def test_the_step_in_a_name(name: str, step: int | None) -> None:
     assert checkpoints.step_of(f"/outputs/20261115_101500/{name}") == step
 
 
+@pytest.mark.slow
 def test_a_torn_file_is_never_chosen(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     for step in (1, 2):

@@ -10,6 +10,8 @@ from project import Project
 from shoal.kernel.submission import FAILPOINTS
 from shoal.sandbox import Sandbox
 
+pytestmark = pytest.mark.slow
+
 RUN = "001_a/000_train_0"
 TASKS = [f"001_a/000_train_{seed}" for seed in range(4)]
 #: What happens on this machine: the answer of sbatch has no part in it.
@@ -45,15 +47,15 @@ def test_a_run_on_this_machine_runs_once_although_its_command_was_killed(point: 
     project.shoal("submit", script, code=-9, SHOAL_FAILPOINT=point)
     assert project.marks(RUN) == []
     project.shoal("submit", script)
-    assert project.status()[RUN]["state"] == "done"
+    assert project.status()[RUN]["state"] == "completed"
     project.assert_ran_once(RUN)
 
 
 def _submit_until_done(project: Project, script: Path, names: list[str], *words: str) -> None:
-    """What a person does: submit again whenever a run is not under way, and look until all are done."""
+    """What a person does: submit again whenever a run is not under way, and look until all completed."""
     for _ in range(3):
         project.shoal("submit", script, *words)
-        states = [project.wait(name, "done", "new", deadline_s=60)["state"] for name in names]
-        if set(states) == {"done"}:
+        states = [project.wait(name, "completed", "new", deadline_s=60)["state"] for name in names]
+        if set(states) == {"completed"}:
             return
     raise AssertionError(f"after three more submissions: {states}")

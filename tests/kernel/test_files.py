@@ -218,7 +218,7 @@ import sys, threading
 sys.setswitchinterval(1e-6)
 import msgspec
 from shoal.observe import run_files
-record = dict(experiment="e", stem="s", order=None, step="t", step_kind="t", seed=0, command=["x"], cwd="/", output="o")
+record = dict(experiment="e", stem="s", number=None, step="t", step_kind="t", seed=0, command=["x"], cwd="", output="")
 together = threading.Barrier(8)
 def work():
     together.wait()

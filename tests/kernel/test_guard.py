@@ -16,6 +16,8 @@ from project import Project
 from shoal.kernel import lease, processes
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 RUN = "001_a/000_train_0"
 #: Appends to a file ten times a second; so does a child that has left its session, its group and its parent.
 TICKER = """
@@ -71,7 +73,7 @@ class Running:
         for pid in (self.guard, self.agent, *self.pids):
             for number in (signal.SIGCONT, signal.SIGKILL):
                 processes.send_signal(pid, number)
-        self.command.communicate(timeout=60)
+        self.command.communicate(timeout=300)
 
 
 @pytest.fixture
@@ -91,8 +93,8 @@ def test_a_program_stands_still_while_its_agent_renews_nothing_and_goes_on_when_
     os.kill(running.agent, signal.SIGCONT)
     wait_until(lambda: running.ticks() > before[0] and running.ticks("orphan") > before[1], 30, "both go on")
     running.project.write("go", "")
-    assert running.command.wait(60) == 0
-    assert running.project.status()[RUN]["state"] == "done"
+    assert running.command.wait(300) == 0
+    assert running.project.status()[RUN]["state"] == "completed"
 
 
 def test_a_program_whose_lease_was_closed_meanwhile_is_killed_when_its_agent_wakes_up(running: Running) -> None:
@@ -102,7 +104,7 @@ def test_a_program_whose_lease_was_closed_meanwhile_is_killed_when_its_agent_wak
     assert lease.close_lease(str(running.project.home / "runs" / RUN), 1, int(live[-6:]))
     os.kill(running.agent, signal.SIGCONT)
     wait_until(running.gone, 30, "nothing of it is left")
-    _, err = running.command.communicate(timeout=60)
+    _, err = running.command.communicate(timeout=300)
     assert running.command.returncode != 0 and "closed attempt 1" in err
     assert not [name for name in running.names() if name.endswith(".end")], "its end counts nothing"
 
@@ -113,7 +115,7 @@ def test_when_the_agent_or_the_guard_is_killed_nothing_of_the_run_is_left_and_th
 ) -> None:
     os.kill(getattr(running, who), signal.SIGKILL)
     wait_until(running.gone, 30, "program and orphan are killed")
-    running.command.communicate(timeout=60)
+    running.command.communicate(timeout=300)
     wait_until(lambda: [name for name in running.names() if ".lost." in name], 30, "its attempt is closed")
     assert running.project.status()[RUN]["state"] == "lost"
     running.project.write("go", "")
@@ -126,7 +128,7 @@ def test_when_both_are_killed_what_is_left_counts_as_running_and_can_be_cancelle
         os.kill(pid, signal.SIGSTOP)
     for pid in (running.guard, running.agent):
         os.kill(pid, signal.SIGKILL)
-    running.command.communicate(timeout=60)
+    running.command.communicate(timeout=300)
     # The program dies with its agent; what has left its tree is found by the mark in its environment.
     assert (
         processes.process_start_time(running.pids[1]) is not None
@@ -142,8 +144,8 @@ def test_a_signal_that_comes_after_the_program_has_ended_changes_nothing(running
     wait_until(lambda: running.state(running.pids[0]) == "Z", 30, "the program has ended, and nobody has looked")
     os.kill(running.guard, signal.SIGTERM)
     os.kill(running.agent, signal.SIGCONT)
-    assert running.command.wait(60) == 0
-    assert running.project.status()[RUN]["state"] == "done"
+    assert running.command.wait(300) == 0
+    assert running.project.status()[RUN]["state"] == "completed"
 
 
 def test_everything_below_a_process_is_stopped_though_it_forks_all_the_time() -> None:

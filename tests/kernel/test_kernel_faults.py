@@ -18,6 +18,8 @@ from project import ENDED, SHOAL, Project, end_process, project_here
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 RUN = "001_a/000_train_0"
 
 
@@ -46,13 +48,13 @@ def test_killing_the_agent_or_its_guard_leaves_no_program_and_the_run_goes_on_on
         ledger.wait_begun(RUN)
         guard, agent = guard_and_agent(here)
         os.kill(agent if victim == "agent" else guard, signal.SIGKILL)
-        command.communicate(timeout=60)
+        command.communicate(timeout=300)
     finally:
         end_process(command)
     wait_over(here, ledger, "lost")
     ledger.release()
     here.shoal("submit", script)
-    assert here.status()[RUN]["state"] == "done"
+    assert here.status()[RUN]["state"] == "completed"
     assert len(ledger.executions(RUN)) == 2 and ledger.ends(RUN) == 1
     assert ledger.overlap_s(RUN) == 0
 
@@ -72,10 +74,10 @@ def test_a_program_that_ended_well_is_done_although_its_frozen_agent_is_told_to_
         for pid in dict.fromkeys((guard, agent)):
             os.kill(pid, signal.SIGTERM)
         os.kill(agent, signal.SIGCONT)
-        command.communicate(timeout=60)
+        command.communicate(timeout=300)
     finally:
         end_process(command)
-    wait_over(here, ledger, "done")
+    wait_over(here, ledger, "completed")
     here.shoal("submit", script)
     assert len(ledger.executions(RUN)) == 1
 
@@ -92,10 +94,10 @@ def test_a_run_whose_process_cannot_be_seen_is_not_lost_and_not_started_again(he
         here.run([*elsewhere, "submit", script], code=None, timeout_s=60)
         assert ledger.overlap_s(RUN) == 0 and len(ledger.executions(RUN)) == 1
         ledger.release()
-        command.communicate(timeout=60)
+        command.communicate(timeout=300)
     finally:
         end_process(command)
-    assert here.status()[RUN]["state"] == "done" and ledger.ends(RUN) == 1
+    assert here.status()[RUN]["state"] == "completed" and ledger.ends(RUN) == 1
 
 
 @pytest.mark.slurm
@@ -106,16 +108,16 @@ def test_output_closed_after_the_first_line_does_not_end_an_order(
     names = [f"001_a/{number:03}_train_0" for number in range(20)]
     for name in names:
         project.script(f"{name}.sh", "train --time=5 --mem=50")
-    command = project.start("submit", "experiments/001_a", "--shape", "job")
+    command = project.start("submit", "experiments/001_a", "--layout", "job")
     assert command.stdout is not None
     try:
         command.stdout.readline()
         command.stdout.close()
-        command.wait(timeout=120)
+        command.wait(timeout=300)
     finally:
         end_process(command)
     states = {name: run["state"] for name, run in project.status().items()}
-    assert sorted(states) == names and "new" not in states.values() and "queued" not in states.values()
+    assert sorted(states) == names and "new" not in states.values() and "waiting" not in states.values()
     wait_until(lambda: all(ledger.ends(name) for name in names), 90, "every run has ended")
     assert [len(ledger.executions(name)) for name in names] == [1] * 20
 
@@ -135,11 +137,11 @@ def test_an_order_on_this_machine_is_carried_out_although_nobody_reads_its_outpu
     )
     os.close(write_end)
     try:
-        command.wait(timeout=120)
+        command.wait(timeout=300)
     finally:
         end_process(command)
     states = {name: run["state"] for name, run in here.status().items()}
-    assert states == dict.fromkeys(names, "done")
+    assert states == dict.fromkeys(names, "completed")
     assert [len(ledger.executions(name)) for name in names] == [1] * 4
 
 

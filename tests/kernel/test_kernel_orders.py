@@ -52,15 +52,15 @@ def project(tmp_path: Path, quiet_cluster: Sandbox, ledger: Ledger) -> Project:
 
 @pytest.mark.parametrize(
     ("order", "code"),
-    [(("submit", "experiments/001_a", "--shape", "job", "--again"), 0), (("retry", "001_a"), 7)],
-    ids=["submit --again", "retry"],
+    [(("submit", "experiments/001_a", "--layout", "job", "--rerun"), 0), (("retry", "001_a"), 7)],
+    ids=["submit --rerun", "retry"],
 )
 def test_a_repeated_order_starts_each_run_once(
     order: tuple[str, ...], code: int, tmp_path: Path, project: Project, ledger: Ledger
 ) -> None:
     for number, name in enumerate(NAMES):  # of different size, or they would be one array
         project.script(f"{name}.sh", f"train --time=5 --mem={50 + number} -- exit={code}")
-    project.shoal("submit", "experiments/001_a", "--shape", "job")
+    project.shoal("submit", "experiments/001_a", "--layout", "job")
     _wait_ends(project, ledger, code, dict.fromkeys(NAMES, 1))
     accepted = _killed_after_calls(tmp_path, project, order, calls=len(NAMES) + 3)
     assert 0 < accepted < len(NAMES) + 4
@@ -98,7 +98,9 @@ def _killed_after_calls(folder: Path, project: Project, order: tuple[str, ...], 
 def _wait_ends(project: Project, ledger: Ledger, code: int, times: dict[str, int]) -> None:
     def ended() -> bool:
         states = {run["state"] for run in project.status(*times).values()}
-        return states <= {"done", "failed"} and all(ledger.ends(name, code) >= count for name, count in times.items())
+        return states <= {"completed", "failed"} and all(
+            ledger.ends(name, code) >= count for name, count in times.items()
+        )
 
     wait_until(ended, 60, f"every run has ended {max(times.values())} times", poll_s=0.3)
 
@@ -106,5 +108,5 @@ def _wait_ends(project: Project, ledger: Ledger, code: int, times: dict[str, int
 def _wait_idle(project: Project) -> None:
     """No job of this project is left, and no command has anything to settle."""
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the queue is empty")
-    unsettled = ("unknown", "queued", "pending", "running")
+    unsettled = ("unknown", "waiting", "pending", "running")
     wait_until(lambda: not any(run["state"] in unsettled for run in project.status().values()), 60, "all is settled")

@@ -224,10 +224,12 @@ def test_only_words_that_prove_it_count_as_not_submitted(code: int, out: str, er
 
 
 def test_the_state_of_a_job_is_found_among_the_tasks_of_its_array() -> None:
-    text = "12 PENDING N/A\n13 RUNNING 2026-11-15T10:20:30\n14 RUNNING None\nrubbish\n"
+    text = "12 PENDING N/A Priority\n13 RUNNING 2026-11-15T10:20:30 None\n14 RUNNING None\nrubbish\n"
+    text += "15 COMPLETING N/A TimeLimit\n"
     assert slurm_text.parse_job_state(text, "12") == slurm_text.JobState("PENDING", False)
     assert slurm_text.parse_job_state(text, "13") == slurm_text.JobState("RUNNING", True)
     assert slurm_text.parse_job_state(text, "14") == slurm_text.JobState("RUNNING", False)
+    assert slurm_text.parse_job_state(text, "15") == slurm_text.JobState("COMPLETING", False, timed_out=True)
     assert slurm_text.parse_job_state(text, "1") is None
 
 

@@ -31,7 +31,7 @@ STEP = """
 [steps.work]
 command = ["{python}", "-S", "{program}", "{words}"]
 request = {{ time = "5m", memory = "50M" }}
-survive = {{ follow_ups = 2, continue_code = 85, retry = {{ failed = 1 }} }}
+recovery = {{ max_follow_ups = 2, continue_exit_code = 85, max_retries = {{ failed = 1 }} }}
 """
 
 
@@ -119,9 +119,9 @@ def test_an_end_on_a_full_disk_is_recorded(tmp_path: Path, single: Sandbox, ledg
         wait_until(lambda: ledger.ends(RUN) == 1, 30, "the program has ended")
         wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has left")
         empty(disk)
-        assert project.status()[RUN]["state"] == "done"
+        assert project.status()[RUN]["state"] == "completed"
         project.shoal("submit", script)
-        assert project.status()[RUN]["state"] == "done"
+        assert project.status()[RUN]["state"] == "completed"
         assert len(ledger.executions(RUN)) == 1
 
 
@@ -173,14 +173,14 @@ def _begin(
         )
         shim.chmod(0o755)
         project.env["PATH"] = f"{shim.parent}:{project.env['PATH']}"
-    page = project.write("experiments/001_a/000_work.toml", 'step = "work"\nargs = ["wait=go"]\n')
-    project.shoal("submit", page)
+    sweep_file = project.write("experiments/001_a/000_work.toml", 'step = "work"\nargs = ["wait=go"]\n')
+    project.shoal("submit", sweep_file)
     ledger.wait_begun("001_a/000_work")
     return project, "001_a/000_work"
 
 
 def _wait_continued(project: Project, ledger: Ledger, name: str) -> None:
-    assert project.wait(name, "done", deadline_s=60)["state"] == "done"
+    assert project.wait(name, "completed", deadline_s=60)["state"] == "completed"
     assert len(ledger.executions(name)) == 2 and ledger.ends(name) == 1
     assert ledger.overlap_s(name) == 0
 
@@ -199,9 +199,9 @@ def _wait_done(project: Project, ledger: Ledger, script: Path, *names: str) -> N
         states = {name: run["state"] for name, run in project.status().items()}
         if any(state in ("lost", "node_fail", "preempted") for state in states.values()):
             project.shoal("submit", script, "--seeds", "0-1", code=None)
-        return set(states.values()) == {"done"}
+        return set(states.values()) == {"completed"}
 
-    wait_until(done, 90, "all are done", poll_s=0.5)
+    wait_until(done, 90, "all completed", poll_s=0.5)
     assert [ledger.overlap_s(name) for name in names] == [0] * len(names)
     assert [ledger.ends(name) for name in names] == [1] * len(names)
 

@@ -17,6 +17,8 @@ from shoal.kernel.slurm import after_current_job
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 #: Fails at its first attempt, once the file "go" is there.
 PROGRAM = """\
 import os, sys, time
@@ -33,7 +35,7 @@ env = {{ SHOAL_OWED_S = "1" }}
 [steps.work]
 command = [{python}, "program.py"]
 request = {{ time = "5m", memory = "50M" }}
-survive = {{ retry = {{ failed = 2 }}, follow_ups = 2, continue_code = 85 }}
+recovery = {{ max_retries = {{ failed = 2 }}, max_follow_ups = 2, continue_exit_code = 85 }}
 """
 RUN, SCRIPT = "001_a/000_work", "experiments/001_a/000_work.toml"
 
@@ -74,8 +76,8 @@ def test_a_retry_that_slurm_could_not_take_is_sent_by_status_and_by_no_plan(
     project = make(tmp_path, slurm, code)
     end_without_controller(project, slurm)
     told = project.status()[RUN]
-    assert (told["state"], told["cause"]) == ("queued", submission.FOLLOW_UP_REASON)
-    assert "queued already" in project.shoal("submit", SCRIPT).out
+    assert (told["state"], told["reason"]) == ("waiting", submission.FOLLOW_UP_REASON)
+    assert "waiting already" in project.shoal("submit", SCRIPT).out
     slurm.start_daemon("slurmctld")
     wait_until(lambda: "is UP" in project.slurm("scontrol", "ping"), 30, "the controller answers")
     for look in (["plan", SCRIPT], ["submit", "--dry-run", SCRIPT], ["why", RUN], ["results"], ["report"], ["doctor"]):
@@ -83,7 +85,7 @@ def test_a_retry_that_slurm_could_not_take_is_sent_by_status_and_by_no_plan(
         assert len(project.submissions()) == 1, look
     note = f"note: {RUN} continues as job "
     wait_until(lambda: note in project.shoal("status").err, 60, "a status sends the retry and says so")
-    wait_until(lambda: project.status()[RUN]["state"] == "done", 90, "the retry is done", poll_s=0.5)
+    wait_until(lambda: project.status()[RUN]["state"] == "completed", 90, "the retry completed", poll_s=0.5)
     assert ran(project) == [RUN] * 2 and len(project.submissions()) == 2
     assert project.records(RUN, "attempt.1.end")[0]["next"]["cause"] == ("failed" if code == 1 else "continue")
 
@@ -96,8 +98,8 @@ def test_several_who_look_send_one_retry(tmp_path: Path, slurm: Sandbox) -> None
     wait_until(lambda: "is UP" in project.slurm("scontrol", "ping"), 30, "the controller answers")
     looking = [project.start("status") for _ in range(4)]
     for command in looking:
-        assert command.wait(60) == 0
-    wait_until(lambda: project.status()[RUN]["state"] == "done", 90, "the retry is done", poll_s=0.5)
+        assert command.wait(300) == 0
+    wait_until(lambda: project.status()[RUN]["state"] == "completed", 90, "the retry completed", poll_s=0.5)
     assert ran(project) == [RUN] * 2 and len(project.records(RUN, "attempt.*.end")) == 2
 
 
@@ -123,7 +125,7 @@ def test_a_job_that_ends_sends_what_others_owe(tmp_path: Path, slurm: Sandbox) -
     wait_until(lambda: "is UP" in project.slurm("scontrol", "ping"), 30, "the controller answers")
     (project.root / "finish").touch()
     wait_until(lambda: len(ran(project)) == 2, 90, "nobody looked, and the retry has run")
-    wait_until(lambda: project.status()[RUN]["state"] == "done", 60, "the retry is done")
+    wait_until(lambda: project.status()[RUN]["state"] == "completed", 60, "the retry completed")
     assert not list((project.home / "owed").iterdir())
 
 
@@ -134,7 +136,7 @@ def test_a_pack_whose_time_was_up_without_a_controller_is_continued_by_the_next_
     project = make(tmp_path, slurm)
     text = 'step = "train"\nseeds = "0-2"\nargs = ["wait=finish"]\n[request]\nmemory = "50M"\n'
     path = project.write("experiments/003_c/000_train.toml", text)
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "2m", "--warn", "95s", "--grace", "5s")
+    project.shoal("submit", path, "--layout", "pack", "--gpus", 2, "--time", "2m", "--warn", "95s", "--grace", "5s")
     wait_until(lambda: sum(len(project.marks(f"003_c/000_train_{seed}")) for seed in range(3)), 60, "a run has begun")
     slurm.stop_daemon("slurmctld")
     [folder] = project.submissions()
@@ -143,7 +145,9 @@ def test_a_pack_whose_time_was_up_without_a_controller_is_continued_by_the_next_
     wait_until(lambda: "Slurm does not answer" in log.read_text(), 60, "its job has given up")
     (project.root / "finish").touch()
     slurm.start_daemon("slurmctld")
-    wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 120, "all are done", poll_s=0.5)
+    wait_until(
+        lambda: {run["state"] for run in project.status().values()} == {"completed"}, 120, "all completed", poll_s=0.5
+    )
     assert len(list(folder.glob("send.*.outcome"))) == 2
 
 

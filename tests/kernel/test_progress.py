@@ -154,7 +154,7 @@ def test_a_bar_of_one_epoch_is_not_the_progress_of_the_run(tmp_path: Path) -> No
 
     def printed(kind: str, until: int) -> str:
         words = [sys.executable, "-c", program, kind, str(until)]
-        done = subprocess.run(words, capture_output=True, check=True, timeout=60)
+        done = subprocess.run(words, capture_output=True, check=True, timeout=300)
         return done.stderr.decode()
 
     assert progress(tmp_path, printed("nested", 4)).words == "step 4/10 (40%)"
@@ -174,8 +174,36 @@ def test_a_real_bar_of_rich_is_read(tmp_path: Path) -> None:
         "    bar.update(bar.add_task('x', total=40), completed=20); bar.refresh(); os._exit(0)\n"
     )
     for column, words in (("count", "step 20/40 (50%)"), ("percent", "50%")):
-        done = subprocess.run([sys.executable, "-c", program, column], capture_output=True, check=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", program, column], capture_output=True, check=True, timeout=300)
         assert progress(tmp_path, done.stdout.decode()).words == words
+
+
+@pytest.mark.slow
+def test_real_bars_of_rich_are_read_where_the_program_does_nothing_for_it(tmp_path: Path) -> None:
+    """TTY_COMPATIBLE=1 makes rich draw in a log; a bar around others is the run's own."""
+    program = (
+        "import os, sys\nfrom rich.progress import Progress, track\n"
+        "if sys.argv[1] == 'track':\n"
+        "    for step in track(range(100), update_period=0.001):\n"
+        "        step < 40 or __import__('time').sleep(0.2) or os._exit(0)\n"
+        "with Progress(auto_refresh=False) as bars:\n"
+        "    epochs = bars.add_task('Epochs', total=10)\n"
+        "    for epoch in range(10):\n"
+        "        batches = bars.add_task('Batches', total=50)\n"
+        "        for batch in range(50):\n"
+        "            bars.advance(batches); bars.refresh()\n"
+        "            epoch == 4 and batch == 25 and os._exit(0)\n"
+        "        bars.remove_task(batches); bars.advance(epochs)\n"
+    )
+
+    def printed(kind: str, **env: str) -> str:
+        words, environ = [sys.executable, "-c", program, kind], {**os.environ, "TERM": "xterm", **env}
+        return subprocess.run(words, capture_output=True, check=True, timeout=300, env=environ).stdout.decode()
+
+    assert progress(tmp_path, printed("track", TTY_COMPATIBLE="1")).words == "40%"
+    for epochs in (None, 10.0):
+        assert progress(tmp_path, printed("two", TTY_COMPATIBLE="1"), epochs=epochs).words == "40%"
+    assert printed("track") == "", "rich draws in a log now: docs/looking.md says it does not"
 
 
 def test_hugging_face_files_tell_progress_and_metrics(tmp_path: Path) -> None:
@@ -206,6 +234,7 @@ def test_timms_summary_has_a_row_for_each_finished_epoch(tmp_path: Path) -> None
     assert read_metrics(where) == {"train_loss": 6.1, "eval_loss": 6.0, "eval_top1": 4.5, "eval_top5": 9.5, "lr": 0.001}
 
 
+@pytest.mark.slow
 def test_lightnings_own_bars_and_files_are_read(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     program = tmp_path / "train.py"
@@ -229,7 +258,7 @@ def test_lightnings_own_bars_and_files_are_read(tmp_path: Path) -> None:
     where = output(tmp_path, epochs=4.0)
     words = [sys.executable, str(program)]
     with Path(where.logs[0]).open("wb") as log:
-        subprocess.run(words, cwd=where.folder, stdout=log, stderr=log, timeout=120, check=True)
+        subprocess.run(words, cwd=where.folder, stdout=log, stderr=log, timeout=300, check=True)
     found = read_progress(where)
     assert found is not None and found.source == "log" and 0.6 <= (found.fraction or 0) <= 0.65
     without_log = read_progress(where._replace(logs=[]))

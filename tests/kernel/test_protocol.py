@@ -28,7 +28,7 @@ from shoal.observe.run_state import RunView
 from shoal.observe.run_views import observe
 
 SPEC = RunSpec(
-    experiment="001_a", stem="000_x_0", order=0, step="x", step_kind="x", seed=0, command=["x"], cwd="/", output="x"
+    experiment="001_a", stem="000_x_0", number=0, step="x", step_kind="x", seed=0, command=["x"], cwd="/", output="x"
 )
 TIMES = lease.timing({})
 #: A process of which nobody here can tell anything.
@@ -99,7 +99,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(crash=st.sampled_from(CRASHES), answer=st.sampled_from(ANSWERS))
     def submit(self, crash: str, answer: str) -> None:
         view = self._look()
-        if view.state in ACTIVE_STATES or view.state == "done":
+        if view.state in ACTIVE_STATES or view.state == "completed":
             return
         token = new_token()
         submission = Submission(
@@ -238,9 +238,9 @@ class Protocol(RuleBasedStateMachine):
             self.home, [SPEC.name], environ=self.environ, clock=lambda: self.now, ask=lambda *_: snapshot
         ).views[SPEC.name]
         if self.good_ends:
-            assert view.state == "done", f"a finished run is {view.state}: {view.cause}"
+            assert view.state == "completed", f"a finished run is {view.state}: {view.reason}"
         if any(agent.runs for agent in self.agents):
-            assert view.state == "running", f"a running run is {view.state}: {view.cause}"
+            assert view.state == "running", f"a running run is {view.state}: {view.reason}"
         return view
 
     def _create(self, token: str) -> None:
@@ -319,7 +319,7 @@ class Protocol(RuleBasedStateMachine):
             self.time_passes(400.0)
             self.forget_ended_jobs()
             self.submit("never", "accepted")
-        assert self._look().state == "done" and self.good_ends == 1
+        assert self._look().state == "completed" and self.good_ends == 1
 
 
 TestProtocol = Protocol.TestCase

@@ -11,6 +11,8 @@ import pytest
 from project import Project, end_process
 from shoal.sandbox import Sandbox
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("commands", [2, 4])
@@ -20,10 +22,10 @@ def test_commands_that_race_on_a_folder_of_scripts_submit_each_run_once(
     project = Project(tmp_path, cluster)
     for number in range(6):
         project.script(f"001_a/{number:03}_train_0.sh")
-    _race(project, commands, "submit", "experiments/001_a", "--shape", "job")
+    _race(project, commands, "submit", "experiments/001_a", "--layout", "job")
     names = [f"001_a/{number:03}_train_0" for number in range(6)]
     for name in names:
-        project.wait(name, "done")
+        project.wait(name, "completed")
     project.assert_ran_once(*names)
     assert set(Counter(project.jobs()).values()) == {1} and len(project.jobs()) == 6
 
@@ -35,7 +37,7 @@ def test_commands_that_race_on_an_array_submit_each_task_once(tmp_path: Path, cl
     _race(project, 4, "submit", "experiments/001_a/000_train.sh", "--seeds", "0-11")
     names = [f"001_a/000_train_{seed}" for seed in range(12)]
     for name in names:
-        project.wait(name, "done")
+        project.wait(name, "completed")
     project.assert_ran_once(*names)
     assert len(project.jobs()) == 12
 
@@ -44,7 +46,7 @@ def test_commands_that_race_on_this_machine_run_the_run_once(tmp_path: Path) -> 
     project = Project(tmp_path)
     script = project.script("001_a/000_train_0.sh")
     _race(project, 4, "submit", script)
-    assert project.status()["001_a/000_train_0"]["state"] == "done"
+    assert project.status()["001_a/000_train_0"]["state"] == "completed"
     project.assert_ran_once("001_a/000_train_0")
 
 
@@ -71,7 +73,7 @@ def _race(project: Project, count: int, *words: object) -> None:
     try:
         started += [project.start(*words) for _ in range(count)]
         for command in started:
-            out, err = command.communicate(timeout=120)
+            out, err = command.communicate(timeout=300)
             assert command.returncode == 0 and "Traceback" not in err, out + err
     finally:
         for command in started:

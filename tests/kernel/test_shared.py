@@ -12,7 +12,7 @@ import pytest
 from people import Group, Person, group, share_state
 from waiting import wait_until
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can make two users")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.getuid() != 0, reason="only root can make two users")]
 UMASKS = pytest.mark.parametrize(
     "umasks", [(0o002, 0o002), (0o077, 0o077), (0o022, 0o002)], ids=["002", "077", "022 and 002"]
 )
@@ -80,7 +80,7 @@ def test_both_submit_and_see_each_other(quiet: Group, umasks: tuple[int, int]) -
     first.shoal("submit", script(first, 0, "save=1"))
     second.shoal("submit", script(second, 1, "save=2"))
     for person in (first, second):
-        person.wait(_0="done", _1="done")
+        person.wait(_0="completed", _1="completed")
         assert person.shoal("submit", script(first, 0, "save=1"), "--json").json["runs"][0]["did"] == "left alone"
     gid = home.stat().st_gid
     assert closed_to_group(home, gid) == [] and closed_to_group(first.root / "outputs", gid) == []
@@ -99,13 +99,13 @@ def test_an_ending_job_leaves_the_other_persons_waiting_run_to_them(quiet: Group
     second.shoal("submit", script(second, 1, "wait=go1"))
     first.wait(_0="running", _1="running")
     second.shoal("submit", "--budget", "jobs=1", script(second, 2))
-    second.wait(_2="queued")
+    second.wait(_2="waiting")
     go(first, "go0")
-    first.wait(_0="done")
+    first.wait(_0="completed")
     wait_until(lambda: jobs_of(quiet) == 1, 60, "the first one's job has ended")
-    assert second.states()["000_train_2"] == "queued"
+    assert second.states()["000_train_2"] == "waiting"
     go(second, "go1")
-    second.wait(_2="done")
+    second.wait(_2="completed")
     assert owners(second, 2) == {second.uid}
 
 
@@ -118,13 +118,13 @@ def test_a_budget_counts_the_jobs_of_both_and_each_line_is_one_persons(quiet: Gr
     first.wait(_0="running", _1="running")
     for seed, person in ((2, first), (3, second), (4, first)):
         person.shoal("submit", script(person, seed, f"wait=go{seed}"))
-    first.wait(_2="queued", _3="queued", _4="queued")
+    first.wait(_2="waiting", _3="waiting", _4="waiting")
     go(second, "go1")
-    second.wait(_1="done", _3="running")  # the second's own, though the first's 2 waits longer
-    assert first.states()["000_train_2"] == "queued"
+    second.wait(_1="completed", _3="running")  # the second's own, though the first's 2 waits longer
+    assert first.states()["000_train_2"] == "waiting"
     for name in ("go0", "go2", "go3", "go4"):
         go(first, name)
-    first.wait(_0="done", _2="done", _3="done", _4="done")
+    first.wait(_0="completed", _2="completed", _3="completed", _4="completed")
     assert owners(first, 2) == {first.uid} and owners(first, 3) == {second.uid}
 
 
@@ -134,10 +134,10 @@ def test_a_job_of_the_other_person_ends_itself_when_it_is_cancelled(quiet: Group
     share_state(first)
     first.shoal("submit", script(first, 0, "wait=go"))
     first.shoal("submit", script(first, 1, flags="--hold"))
-    first.wait(_0="running", _1="stuck")
+    first.wait(_0="running", _1="blocked")
     told = second.shoal("cancel", "001_a", "--yes").out
     assert f"belong to {first.name}" in told and "next heartbeat" in told
-    second.wait(_0="cancelled", _1="stuck")  # held, so it does not start; the first one's next look removes it
+    second.wait(_0="cancelled", _1="blocked")  # held, so it does not start; the first one's next look removes it
     first.wait(_0="cancelled", _1="cancelled")
     assert not marks(first, 1)
 
@@ -165,7 +165,7 @@ def test_each_has_their_own_environments_agent_and_snapshots(quiet: Group) -> No
     home = share_state(first)
     first.shoal("submit", script(first, 0), TEST_MINE="a-private-thing")
     second.shoal("submit", script(second, 1))
-    first.wait(_0="done", _1="done")
+    first.wait(_0="completed", _1="completed")
     (kept,) = (home / "environments" / str(first.uid)).iterdir()
     assert "a-private-thing" in kept.read_text() and kept.parent.stat().st_mode & 0o777 == 0o700
     assert first.can_read(kept) and not second.can_read(kept)
@@ -182,7 +182,7 @@ def test_a_script_an_agent_or_an_environment_of_somebody_else_is_not_executed(qu
     first, second = quiet.project("foreign")
     home = share_state(first)
     first.shoal("submit", script(first, 9))
-    first.wait(_9="done")
+    first.wait(_9="completed")
     (submission,) = (home / "submissions").iterdir()
     by_hand = second.run("bash", submission / "script.sh", code=1)
     assert "another user's file" in by_hand.err
@@ -195,7 +195,7 @@ def test_a_script_an_agent_or_an_environment_of_somebody_else_is_not_executed(qu
         "bash", "-c", f"cd {waiting} && cp script.sh x && echo 'touch {first.root}/evil' >> x && mv -f x script.sh"
     )
     go(first)
-    first.wait(_0="done")
+    first.wait(_0="completed")
     job_has_ended(quiet)
     assert first.states()["000_train_1"] == "new" and not (first.root / "evil").exists()
     assert "its owner is another user" in first.shoal("why", "000_train_1").out
@@ -252,13 +252,13 @@ def test_both_run_here_in_a_project_that_says_shared(people: Group, umasks: tupl
 def test_both_work_through_queues_here(people: Group) -> None:
     first, second = people.project("pack", toml="shared = true\n", umasks=(0o077, 0o077))
     for person, name in ((first, "000_train"), (second, "001_train")):
-        page = first.root / f"experiments/002_b/{name}.toml"
-        page.parent.mkdir(exist_ok=True)
-        page.write_text('step = "train"\nseeds = "0-2"\n')
-        for path in (page.parent, page):
+        sweep_file = first.root / f"experiments/002_b/{name}.toml"
+        sweep_file.parent.mkdir(exist_ok=True)
+        sweep_file.write_text('step = "train"\nseeds = "0-2"\n')
+        for path in (sweep_file.parent, sweep_file):
             path.chmod(0o2777 if path.is_dir() else 0o666)
-        person.shoal("submit", "--shape", "pack", page)
-    assert set(first.states().values()) == {"done"} and len(second.states()) == 6
+        person.shoal("submit", "--layout", "pack", sweep_file)
+    assert set(first.states().values()) == {"completed"} and len(second.states()) == 6
     gid = first.root.stat().st_gid
     for folder in (first.root / ".shoal", first.root / "outputs"):
         assert closed_to_group(folder, gid) == []
@@ -279,7 +279,7 @@ def test_a_run_of_the_other_person_on_this_machine_ends_itself(people: Group) ->
         second.wait(_0="cancelled")
     finally:
         running.terminate()
-        running.communicate(timeout=60)
+        running.communicate(timeout=300)
 
 
 def test_a_private_project_says_who_can_share_it_and_then_done_runs_stay_done(people: Group) -> None:
@@ -292,7 +292,7 @@ def test_a_private_project_says_who_can_share_it_and_then_done_runs_stay_done(pe
     first.shoal("init", "--shared")
     assert second.shoal("submit", script(first, 0), "--json").json["runs"][0]["did"] == "left alone"
     second.shoal("submit", script(second, 1))
-    assert first.states() == {"000_train_0": "done", "000_train_1": "done"}
+    assert first.states() == {"000_train_0": "completed", "000_train_1": "completed"}
 
 
 def test_a_project_that_says_shared_but_is_not_says_what_to_do(people: Group) -> None:

@@ -39,7 +39,7 @@ def test_a_frozen_controller_leaves_the_submission_unknown_and_its_job_is_adopte
         assert "left alone" in again.out and len(project.submissions()) == 1
     finally:
         faulty.thaw("slurmctld")
-    run = project.wait(RUN, "done", deadline_s=60)
+    run = project.wait(RUN, "completed", deadline_s=60)
     outcome = json.loads((project.submissions()[0] / "send.0.outcome").read_text())
     assert outcome["kind"] == "accepted" and outcome["adopted"] and outcome["job_id"] == run["job_id"]
     project.shoal("submit", script)
@@ -57,7 +57,7 @@ def test_a_controller_that_is_down_records_no_failure_and_a_later_submission_wor
     assert project.status()[RUN]["state"] == "new"
     faulty.start_daemon("slurmctld")
     project.shoal("submit", script)
-    project.wait(RUN, "done")
+    project.wait(RUN, "completed")
     assert len(project.jobs()) == 1
     project.assert_ran_once(RUN)
 
@@ -88,7 +88,7 @@ def test_a_job_that_a_crashed_controller_forgot_is_found_lost_and_runs_once_alth
     assert run["state"] == "lost" and run["attempt"] == 0
     project.script("001_a/000_train_0.sh", "train --time=5 --mem=50")
     project.shoal("submit", held)
-    assert project.wait(RUN, "done")["job_id"] != stranger
+    assert project.wait(RUN, "completed")["job_id"] != stranger
     project.assert_ran_once(RUN)
     assert project.slurm("squeue", "-h", "-j", stranger, "-o", "%j").strip() == "stranger"
 
@@ -104,7 +104,7 @@ def test_a_controller_that_restarts_under_a_running_run_loses_nothing(tmp_path: 
     faulty.start_daemon("slurmctld")
     assert project.status()[RUN]["state"] == "running"
     project.write("go", "")
-    project.wait(RUN, "done")
+    project.wait(RUN, "completed")
     project.assert_ran_once(RUN)
 
 

@@ -112,7 +112,7 @@ def test_records_are_the_same_for_jobs_and_for_commands(tmp_path: Path) -> None:
         asked,
         ORDER,
         Outcome("void", reason="x"),
-        ClaimRecord("t", 1, "o", "l", 3, request="r"),
+        ClaimRecord("t", 1, "o", "l", 3, command_id="r"),
         FollowUp("oom"),
     ):
         path = tmp_path / type(record).__name__

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from made_up import put_attempt
 from shoal.clusters import QueueState
 from shoal.kernel import files
-from shoal.kernel.slurm_text import SLURM_ACTIVE_STATES, SLURM_ENDED_STATES, JobRow, parse_sacct, parse_squeue
+from shoal.kernel.slurm_text import (
+    SLURM_ACTIVE_STATES,
+    SLURM_ENDED_STATES,
+    JobRow,
+    parse_sacct,
+    parse_squeue,
+    parse_time,
+)
 from shoal.kernel.submission import job_name
 from shoal.model import ACTIVE_STATES, ENDED_STATES, RUN_STATES
 from shoal.observe.run_files import RunReader
@@ -25,7 +32,7 @@ NOW = 2_000_000.0
 
 
 def _records() -> dict[str, dict[str, object]]:
-    """Files of a run that failed, was submitted again and ended well: path under the state folder -> record."""
+    """Files of a run that failed, was submitted again and completed: path under the state folder -> record."""
     who = {"host": "elsewhere", "pid": 1, "started": None}
     found: dict[str, dict[str, object]] = {}
     for number, token in ((1, TOKEN), (2, "b" * 12)):
@@ -86,13 +93,14 @@ def test_the_order_in_which_files_came_makes_no_difference(order: list[str], row
     assert _view(order, row, asked) == _view(sorted(RECORDS), row, asked)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.sets(st.sampled_from(sorted(RECORDS))), _ROWS, st.booleans())
 def test_nothing_stale_or_missing_undoes_a_good_end(some: set[str], row: JobRow | None, asked: bool) -> None:
-    """Whatever else is there or not yet visible, a run whose newest generation ended well is done."""
+    """Whatever else is there or not yet visible, a run whose newest generation completed is completed."""
     kept = {*some, _GOOD_END, f"runs/{NAME}/attempt.2.start", f"runs/{NAME}/submit.2.claim"}
     state = _view(sorted(kept), row, asked).state
-    assert state == "done" or (row is not None and row.word == "OUT_OF_MEMORY" and state == "oom")
+    assert state == "completed" or (row is not None and row.word == "OUT_OF_MEMORY" and state == "oom")
 
 
 def test_an_earlier_attempt_that_ended_well_counts_although_a_later_one_failed() -> None:
@@ -108,9 +116,10 @@ def test_an_earlier_attempt_that_ended_well_counts_although_a_later_one_failed()
         view = _view(paths)
     finally:
         RECORDS.update(before)
-    assert (view.state, view.attempt) == ("done", 1)
+    assert (view.state, view.attempt) == ("completed", 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.sets(st.sampled_from(sorted(RECORDS))), _ROWS, st.booleans())
 def test_any_evidence_gives_a_known_state(some: set[str], row: JobRow | None, asked: bool) -> None:
@@ -126,7 +135,7 @@ def test_a_job_that_is_in_slurms_hands_or_has_a_new_word_has_not_ended(word: str
     view = _view([path for path in begun if "attempt" not in path], row)
     assert view.state in ACTIVE_STATES, view
     if word not in SLURM_ACTIVE_STATES:
-        assert view.state == "unknown" and word in str(view.cause)
+        assert view.state == "unknown" and word in str(view.reason)
 
 
 @pytest.mark.parametrize("word", SLURM_ENDED_STATES)
@@ -135,7 +144,7 @@ def test_slurms_last_word_ends_a_job_whose_run_never_began_and_no_other(word: st
     row = JobRow("1", word, job_name("001_a/000_x_0", TOKEN))
     assert _view(begun, row).state == "running", "a live lease counts more than what Slurm says"
     state = _view([path for path in begun if "attempt" not in path], row).state
-    assert state in ENDED_STATES and state != "done", "without an end record nothing is done"
+    assert state in ENDED_STATES and state != "completed", "without an end record nothing is completed"
 
 
 def test_every_state_is_live_or_ended_or_new() -> None:
@@ -151,22 +160,30 @@ def test_no_text_breaks_the_parsers(text: str) -> None:
 
 def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
     name = job_name("001_a/000_x", TOKEN)
-    one, two = parse_squeue(
-        f"12|12|N/A|RUNNING|n1|lab|7|None|{name}\n14|13|3|PENDING||lab|7|(launch failed|held)|{name}\nrubbish\n"
+    one, two, three = parse_squeue(
+        f"12|12|N/A|RUNNING|n1|lab|7|2026-11-17T19:58:40|2026-11-17T20:58:40|None|{name}\n"
+        f"14|13|3|PENDING||lab|7|N/A|N/A|(launch failed|held)|{name}\nrubbish\n"
+        f"15|15|N/A|COMPLETED|n1|lab|7|2026-11-17T19:58:40|2026-11-17T19:59:40|None|{name}\n"
     )
+    assert one.ended is None, "the time limit's, which is no end yet"
+    assert three.ended == parse_time("2026-11-17T19:59:40")
     assert (one.job_id, one.task, one.node, one.label) == ("12", None, "n1", "12")
+    assert one.started == parse_time("2026-11-17T19:58:40") and two.started is None
     assert (two.job_id, two.task, two.reason, two.label) == ("14", 3, "(launch failed|held)", "13_3")
-    text = f"7|7|REQUEUED|0:0|n1|{name}\n7.batch|7.batch|CANCELLED|0:15|n1|batch\n7|7|FAILED|3:0|n2|{name}\n"
-    text += f"7.0|7.0|OUT_OF_MEMORY|0:125|n2|step\n9_2|11|CANCELLED by 1000|0:0|None assigned|{name}\n"
+    times = "2026-11-17T19:58:40|2026-11-17T19:59:40"
+    text = f"7|7|REQUEUED|0:0|n1|{times}|{name}\n7.batch|7.batch|CANCELLED|0:15|n1|{times}|batch\n"
+    text += f"7|7|FAILED|3:0|n2|{times}|{name}\n7.0|7.0|OUT_OF_MEMORY|0:125|n2|{times}|step\n"
+    text += f"9_2|11|CANCELLED by 1000|0:0|None assigned|Unknown|Unknown|{name}\n"
     rows = parse_sacct(text)
     assert [row.word for row in rows] == ["REQUEUED", "FAILED", "CANCELLED"]
     assert rows[1].oom_step and rows[1].exit_code == 3 and rows[2].by == "1000" and rows[2].label == "9_2"
+    assert rows[1].started is not None and rows[1].ended == rows[1].started + 60 and rows[2].ended is None
     newest = QueueState({(TOKEN, None): rows[:2]}).row(TOKEN, 0, 1)
     assert newest is not None and newest.word == "FAILED"
 
 
 @pytest.mark.parametrize(
-    ("word", "state", "cause"),
+    ("word", "state", "reason"),
     [
         ("FAILED", "failed", "stopped by SIGTERM; Slurm says FAILED"),
         ("CANCELLED", "cancelled", "cancelled"),
@@ -174,7 +191,7 @@ def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
     ],
 )
 def test_a_job_that_slurm_could_not_start_again_was_not_cancelled(
-    word: str | None, state: str, cause: str, tmp_path: Path
+    word: str | None, state: str, reason: str, tmp_path: Path
 ) -> None:
     kept = [path for path in RECORDS if "b" * 12 not in path and "2." not in path and "verdict" not in path]
     found = {path: RECORDS[path] for path in kept}
@@ -185,7 +202,7 @@ def test_a_job_that_slurm_could_not_start_again_was_not_cancelled(
     _write(tmp_path, found)
     files_of = RunReader(str(tmp_path)).run(NAME)
     view = derive_state(files_of, Evidence(True, NOW))
-    assert (view.state, view.cause) == (state, cause)
+    assert (view.state, view.reason) == (state, reason)
     assert files_of.end is not None
     assert derive_attempt_state(files_of, files_of.end, None).node == "n1", "the node has Slurm's name"
 

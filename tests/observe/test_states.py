@@ -5,14 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import shoal
+from shoal.describe import parse_causes, parse_states
+from shoal.describe.steps import StepRetryCause
+from shoal.errors import InputError
 from shoal.kernel.slurm_text import SLURM_ACTIVE_STATES, SLURM_ENDED_STATES
 from shoal.model import (
     ACTIVE_STATES,
     ATTENTION_STATES,
+    CAUSES,
     ENDED_STATES,
     EXIT_CODE_STATES,
     FAILED_STATES,
@@ -23,7 +28,6 @@ from shoal.model import (
     STATE_TABLE,
     SUCCESSFUL_STATES,
 )
-from shoal.submit.retry import RETRY_CAUSES
 from shoal.views.render import state_code, state_word
 
 SRC = Path(shoal.__file__).parent
@@ -43,7 +47,7 @@ def test_a_state_is_new_or_active_or_ended() -> None:
 
 def test_an_end_was_meant_by_somebody_or_it_is_a_failure() -> None:
     """A person cancels a run, an early stopping rule stops it; a preempted run did not end because anybody meant it."""
-    assert {"done", "stopped", "cancelled"} | FAILED_STATES == ENDED_STATES and not FAILED_STATES & (
+    assert {"completed", "stopped", "cancelled"} | FAILED_STATES == ENDED_STATES and not FAILED_STATES & (
         SUCCESSFUL_STATES | {"cancelled"}
     )
     assert "preempted" in FAILED_STATES
@@ -54,9 +58,20 @@ def test_only_what_cannot_return_by_itself_is_cleaned_up() -> None:
     assert {"preempted", "lost"} == ENDED_STATES - FINAL_STATES
 
 
-def test_slurms_words_and_the_causes_of_a_retry_are_states_of_the_table() -> None:
+def test_slurms_words_and_the_causes_of_a_failure_come_from_the_table() -> None:
     assert set(SLURM_ACTIVE_STATES.values()) <= ACTIVE_STATES and set(SLURM_ENDED_STATES.values()) <= ENDED_STATES
-    assert set(RETRY_CAUSES) - set(RUN_STATES) == {"cuda_oom", "bad_result"} and set(RETRY_CAUSES) > RETRYABLE_STATES
+    assert set(CAUSES) == FAILED_STATES | {"cuda_oom", "bad_result"}
+    assert set(get_args(StepRetryCause)) < set(CAUSES)
+
+
+def test_failed_is_every_failed_state_and_old_words_are_refused() -> None:
+    assert parse_states("failed") == FAILED_STATES and parse_states("active,ended") == ACTIVE_STATES | ENDED_STATES
+    assert parse_causes("oom,cuda_oom") == frozenset(("oom", "cuda_oom"))
+    for word in ("done", "queued", "stuck", "live", "bad"):
+        with pytest.raises(InputError, match=f"unknown state '{word}'"):
+            parse_states(word)
+    with pytest.raises(InputError, match="unknown cause 'cancelled'"):
+        parse_causes("cancelled")
 
 
 @pytest.mark.parametrize("state", RUN_STATES)
@@ -68,7 +83,7 @@ def test_failed_runs_and_no_others_look_failed(state: str) -> None:
 
 
 def test_no_module_has_a_set_of_states_of_its_own() -> None:
-    """Four sets of "ended badly" disagreed about preempted and cancelled. A mapping from states may be anywhere."""
+    """Four sets of "failed" disagreed about preempted and cancelled. A mapping from states may be anywhere."""
     found = []
     for path in sorted(set(SRC.rglob("*.py")) - {TABLE}):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def bare() -> Project:
     return bare_project(Path("/nowhere"), {"HOME": "/nowhere"})
 
 
-def script(project: Project | None = None, cluster: Cluster | None = None, **wish: object) -> str:
-    return generate_script(GenerateOptions(**wish), project or bare(), cluster or Cluster(name="slurm")).script  # type: ignore[arg-type]
+def script(project: Project | None = None, cluster: Cluster | None = None, **options: object) -> str:
+    return generate_script(GenerateOptions(**options), project or bare(), cluster or Cluster(name="slurm")).script  # type: ignore[arg-type]
 
 
 def directives(text: str) -> list[str]:
@@ -85,7 +86,8 @@ def test_the_reference_command_line_gives_a_script_with_every_value(
         "--mail-user=you@example.com", "--mail-type=BEGIN,END,FAIL", "--output=logs/%j.out", "--error=logs/%j.err",
         "--open-mode=append", "--requeue",
     ]  # fmt: skip
-    assert "torchrun --nnodes 4 --nproc-per-node 8" in text
+    assert "torchrun --nnodes=4 " in text
+    assert "--nproc-per-node=8 " in text
     assert text.endswith(
         "./torchtitan/train.py --job.config_file config/ddp/muon.py --cfg_options optimizer.lr=0.03125 "
         "training.steps=8160 suffix= 'note=x y'\n"
@@ -94,19 +96,72 @@ def test_the_reference_command_line_gives_a_script_with_every_value(
     assert subprocess.run(["bash", "-n", str(here / "job_0.sh")], capture_output=True).stderr == b""
 
 
-def test_an_existing_file_is_kept_unless_it_is_the_same_or_forced(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_generated_file_is_overwritten_until_it_is_edited(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = here / "job_0.sh"
     assert main(muloco(here)) == 0
     assert main(muloco(here)) == 0
     assert "unchanged" in capsys.readouterr().out
-    before = (here / "job_0.sh").read_text()
+    assert main(muloco(here, "--mem", "2G")) == 0
+    assert "--mem=2G" in script.read_text()
+    edited = script.read_text().replace("--mem=2G", "--mem=3G")
+    script.write_text(edited)
     assert main(muloco(here, "--mem", "1G")) == 2
-    assert "exists and differs" in capsys.readouterr().err
-    assert (here / "job_0.sh").read_text() == before
+    assert "was edited, or was not written by shoal generate" in capsys.readouterr().err
+    assert script.read_text() == edited
     assert main(muloco(here, "--mem", "1G", "--force")) == 0
-    assert "--mem=1G" in (here / "job_0.sh").read_text()
+    assert "--mem=1G" in script.read_text()
     assert sorted(path.name for path in here.iterdir()) == ["job_0.sh"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text + "\n",
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "\n".join(line for line in text.split("\n") if not line.startswith("# checksum")),
+        lambda text: "echo mine\n",
+    ],
+)
+def test_any_other_content_is_kept(
+    here: Path, capsys: pytest.CaptureFixture[str], change: Callable[[str], str]
+) -> None:
+    assert main(muloco(here)) == 0
+    kept = change((here / "job_0.sh").read_text()).encode()
+    (here / "job_0.sh").write_bytes(kept)
+    assert main(muloco(here, "--mem", "2G")) == 2
+    assert "add --force to overwrite it" in capsys.readouterr().err
+    assert (here / "job_0.sh").read_bytes() == kept
+
+
+def test_without_use_ddp_each_node_has_eight_fault_tolerant_replicas(here: Path) -> None:
+    text = script(config_file="c.py", cpus_per_node="128")
+    for word in ("--nodes=2", "--ntasks-per-node=8", "--cpus-per-task=16", "--gres=gpu:8", "--time=1-12:00:00"):
+        assert word in directives(text)
+    assert "NUM_REPLICA_GROUPS=16" in text
+    assert "--job.config_file c.py --cfg_options fault_tolerance.enable=True" in text
+    over_nodes = script(config_file="c.py", nodes="4", nodes_per_replica=2)
+    assert "NUM_REPLICA_GROUPS=2" in over_nodes
+    with pytest.raises(InputError, match="4 GPUs per node cannot be divided among 8 replicas"):
+        script(config_file="c.py", gpus_per_node="4")
+
+
+def test_tasks_per_node_are_accepted_and_their_number_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--config-file", "c", "--ntasks-per-node", "9"]) == 0
+    captured = capsys.readouterr()
+    assert "--ntasks-per-node 9 has no effect: this launch mode has 8 tasks per node" in captured.err
+    assert "--ntasks-per-node=8" in directives(captured.out)
+    assert main(["generate", "--config-file", "c", "--ntasks-per-node", "8"]) == 0
+    assert "has no effect" not in capsys.readouterr().err
+    assert main(["generate", "--config-file", "c", "--ntasks-per-node", "0"]) == 2
+
+
+def test_a_config_file_that_does_not_exist_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--config-file", "config/muon.py"]) == 0
+    assert "config file config/muon.py not found" in capsys.readouterr().err
+    (here / "config").mkdir()
+    (here / "config/muon.py").touch()
+    assert main(["generate", "--config-file", "config/muon.py"]) == 0
+    assert "not found" not in capsys.readouterr().err
 
 
 def test_a_missing_folder_for_the_script_is_an_error_with_the_remedy(
@@ -119,7 +174,7 @@ def test_a_missing_folder_for_the_script_is_an_error_with_the_remedy(
 def test_the_profile_fills_in_what_no_flag_says(here: Path) -> None:
     (here / "shoal.toml").write_text(TOML)
     project = find_project(here, {"HOME": str(here)})
-    text = script(project, project.clusters["mine"], config_file="c.py")
+    text = script(project, project.clusters["mine"], config_file="c.py", launch="process", nodes="1")
     words = directives(text)
     for word in ("--account=my-account", "--partition=gpu", "--cpus-per-task=64", "--mem=500G", "--gres=gpu:8",
                  "--time=1-12:00:00", "--mail-user=me@example.org", "--output=/logs/%x-%j.out",
@@ -133,7 +188,7 @@ def test_a_step_brings_its_command_request_launch_and_environment(here: Path) ->
     project = find_project(here, {"HOME": str(here)})
     text = script(project, step="train", extra_args="--lr 3")
     assert "    export MODE='a b'\n" in text
-    start = ".venv/bin/python -m torch.distributed.run --standalone --nproc-per-node 2"
+    start = ".venv/bin/python -m torch.distributed.run --standalone --nproc-per-node=2"
     assert text.endswith(f"\n{start} \\\n    -m my.train --lr 3\n")
     assert "--time=01:00:00" in directives(text)
     with pytest.raises(InputError, match="no step 'nope'"):
@@ -144,21 +199,21 @@ def test_the_only_profile_is_meant_when_nothing_here_tells(here: Path, capsys: p
     (here / "shoal.toml").write_text(TOML)
     assert main(["generate", "--config-file", "c", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["schema"], document["cluster"], document["launch"]) == (1, "mine", "process")
-    assert document["request"] == {"nodes": 1, "gpus": 8, "cpus": 64, "memory": "500G", "time": "1-12:00:00"}
+    assert (document["schema"], document["cluster"], document["launch"]) == (1, "mine", "replicas")
+    assert document["request"] == {"nodes": 2, "gpus": 8, "cpus": 64, "memory": "500G", "time": "1-12:00:00"}
     assert document["script"].startswith("#!/bin/bash\n")
     assert main(["generate", "--config-file", "c", "--json", "--on", "slurm"]) == 0
     assert json.loads(capsys.readouterr().out)["cluster"] == "slurm"
     assert main(["generate", "--config-file", "c", "--on", "nope"]) == 2
 
 
-def test_flags_of_replicas_say_nothing_beside_use_ddp(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_replicas_have_no_effect_beside_use_ddp(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--config-file", "c", "--nodes-per-replica", "1", "--use-ddp"]) == 0
-    assert "--nodes-per-replica says nothing with --use-ddp" in capsys.readouterr().err
+    assert "--nodes-per-replica has no effect with --use-ddp" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("wish", "sentence"),
+    ("options", "sentence"),
     [
         ({}, "say what to train"),
         ({"config_file": "c", "nodes": "0"}, "--nodes"),
@@ -177,9 +232,9 @@ def test_flags_of_replicas_say_nothing_beside_use_ddp(here: Path, capsys: pytest
         ({"config_file": "c\0", "job_name": "x"}, "NUL"),
     ],
 )
-def test_a_bad_flag_is_named(wish: dict[str, Any], sentence: str) -> None:
+def test_a_bad_flag_is_named(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError) as caught:
-        script(**wish)
+        script(**options)
     assert sentence in caught.value.message
 
 
@@ -202,7 +257,7 @@ def test_broken_setup_lines_are_found_before_slurm_finds_them(here: Path, capsys
 def test_any_extra_words_arrive_in_the_program_as_they_were(words: list[str]) -> None:
     import shlex
 
-    text = script(config_file="c", command="printf '%s\\0'", extra_args=shlex.join(words))
+    text = script(config_file="c", command="printf '%s\\0'", launch="process", nodes="1", extra_args=shlex.join(words))
     done = subprocess.run(["bash"], input=text.encode(), capture_output=True)
     expected = ["--job.config_file", "c", *(["--cfg_options", *words] if words else [])]
     assert done.stdout.decode().split("\0")[:-1] == expected
@@ -222,6 +277,7 @@ def test_the_script_is_taken_by_real_sbatch_and_its_exit_code_is_the_programs(
     (here / "logs").mkdir()
     common = ["generate", "--config-file", "a b", "--gpus-per-node", "2", "--cpus-per-node", "2", "--time", "2"]
     show = """bash -c 'printf "%s|" "$CUDA_VISIBLE_DEVICES" "$@"; exit 7' x"""
+    common += ["--launch", "process", "--nodes", "1"]
     assert main([*common, "--command", show, "--extra-args", "c='$HOME #'", "--output-file", "one.sh"]) == 0
     job = submit(quiet_cluster, here, "one.sh")
     shown = wait_for_end(quiet_cluster, job)
@@ -249,8 +305,8 @@ def test_torchrun_over_two_nodes_gets_one_rendezvous_and_its_share(
     assert "ExitCode=0:0" in shown, (here / f"logs/{job}.err").read_text()
     port = 20000 + int(job) % 10000
     rest = (
-        f"3 --nnodes 2 --nproc-per-node 4 --rdzv-id {job} --rdzv-backend c10d --rdzv-endpoint "
-        f"{quiet_cluster.nodes[0]}:{port} ./torchtitan/train.py --job.config_file c.py"
+        f"3 --nnodes=2 --rdzv-id={job} --rdzv-backend=c10d --rdzv-endpoint="
+        f"{quiet_cluster.nodes[0]}:{port} --nproc-per-node=4 ./torchtitan/train.py --job.config_file c.py"
     )
     assert sorted((here / f"logs/{job}.out").read_text().splitlines()) == [f"0 {rest}", f"1 {rest}"]
 
@@ -276,8 +332,8 @@ def test_the_page_about_generate_names_every_flag_and_its_example_works(
     parser = argparse.ArgumentParser()
     command.configure(parser)
     for action in parser._actions:
-        flag = action.option_strings[-1]
+        flag = action.option_strings[-1] if action.option_strings else str(action.metavar)
         assert flag in ("--help", "--quiet", "--force") or f"`{flag}" in page, flag
     example = re.findall(r"shoal (generate (?:.*\\\n)*.*)", page)[0].replace("\\\n", "")
     assert main(shlex.split(example)) == 0
-    assert "--nnodes 4" in (here / "muon.sh").read_text()
+    assert "--nnodes=4" in (here / "muon.sh").read_text()

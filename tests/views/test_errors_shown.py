@@ -25,6 +25,8 @@ from shoal.views.terminal import Screen
 from shoal.views.tui.panes import tab_text
 from shoal.views.web.api import DashboardData, run_id
 
+pytestmark = pytest.mark.slow
+
 RUN = "001_a/000_fit_0"
 #: The program -> what every view has to show.
 ERRORS = {
@@ -83,7 +85,7 @@ def test_every_view_shows_the_error(kind: str, tmp_path: Path) -> None:
     for tab in ("log", "errors"):
         assert any(error in line for line in tab_text(tab, home, view, RunDetails())), f"the terminal view, {tab}"
     feed = DashboardData(home, lambda environ, newer: QueueState({}))
-    assert error in feed.runs()["runs"][0]["cause"], "the page's table"
+    assert error in feed.runs()["runs"][0]["reason"], "the page's table"
     assert any(error in line for line in feed.why(run_id(RUN))["log_lines"]), "the page's errors"
     assert error in feed.log(run_id(RUN), "out", None, -65536)["text"], "the page's log"
 
@@ -156,8 +158,8 @@ def test_the_launcher_s_own_exit_code_is_told_in_words(tmp_path: Path) -> None:
     project.script(f"{RUN}.sh", "fit")
     # An interface that is not there: the launcher refuses before any rank starts.
     project.shoal("submit", "experiments", code=78, NCCL_SOCKET_IFNAME="nowhere7")
-    cause = project.status()[RUN]["cause"]
-    assert cause.startswith("exit code 78 (wrong configuration): ") and "nowhere7" in cause
+    reason = project.status()[RUN]["reason"]
+    assert reason.startswith("exit code 78 (wrong configuration): ") and "nowhere7" in reason
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_the_launcher_s_own_exit_code_is_told_in_words(tmp_path: Path) -> None:
 def test_exit_codes_are_told_in_words(code: int, words: str, tmp_path: Path) -> None:
     project = project_of(tmp_path, f"import os; os._exit({code})")
     project.shoal("submit", "experiments", "--on", "local", code=code)
-    assert project.status()[RUN]["cause"] == f"exit code {code} ({words})"
+    assert project.status()[RUN]["reason"] == f"exit code {code} ({words})"
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path: Path) -> None:
@@ -272,9 +274,9 @@ def test_ranks_in_one_log_are_told_apart_too(tmp_path: Path) -> None:
 
 
 def test_attempts_before_the_last_one_are_explained(tmp_path: Path) -> None:
-    """Attempt 1 was stopped and its job came again, attempt 2 lost its node, attempt 3 failed, attempt 4 is done."""
+    """Attempt 1 was stopped and its job came again, attempt 2 lost its node, attempt 3 failed, attempt 4 completed."""
     made = MadeUp(tmp_path / "project")
-    output = made.run(RUN, "done", attempt=4, job_id="12")
+    output = made.run(RUN, "completed", attempt=4, job_id="12")
     folder = Path(made.home) / "runs" / RUN
     start = json.loads((folder / "attempt.4.start").read_text().split("\n")[0])
     end = json.loads((folder / "attempt.4.start").read_text().split("\n")[1])
@@ -301,7 +303,7 @@ def test_lists_that_are_cut_say_how_many_are_left(tmp_path: Path) -> None:
         report.views,
         Screen(tty=True, width=100, colour=False),
     )
-    assert any("and 2 more causes of 10 runs; --tasks shows them" in line for line in lines), lines
+    assert any("and 2 more reasons of 10 runs; --tasks shows them" in line for line in lines), lines
     shutil.rmtree(made.root)
 
 

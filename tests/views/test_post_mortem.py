@@ -1,4 +1,4 @@
-"""`shoal why` of runs that really ended badly on a real Slurm: the cause in words, the evidence, the next command."""
+"""`shoal why` of runs that really failed on a real Slurm: the reason in words, the evidence, the next command."""
 
 from __future__ import annotations
 
@@ -193,5 +193,5 @@ def test_an_attempt_that_slurm_stopped_is_explained_while_the_run_goes_on(
     wait_until(lambda: project.status()[name]["state"] == "pending", 60, "it waits in the queue again")
     stopped = "Slurm stopped it (SIGTERM) and put its job into the queue again: preempted or requeued"
     assert any(line.startswith("attempt 1 on ") and stopped in line for line in why(project, name)["evidence"])
-    project.wait(name, "done", deadline_s=180)
-    assert any(stopped in line for line in why(project, name)["evidence"]), "also when it is done"
+    project.wait(name, "completed", deadline_s=180)
+    assert any(stopped in line for line in why(project, name)["evidence"]), "also when it completed"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from project import Project
 from shoal.errors import InputError
-from shoal.kernel.metric_files import protobuf_fields, tensorboard_numbers, wandb_numbers
+from shoal.kernel.metric_files import protobuf_fields, tensorboard_points, wandb_rows
 from shoal.kernel.progress import RunOutput, read_metrics
 from shoal.model import RunSpec
 from shoal.observe.results import RunMetrics, statistic, tabulate
@@ -84,21 +84,22 @@ def test_numbers_come_from_every_source_and_those_written_on_purpose_win(tmp_pat
 def test_records_over_block_borders_and_broken_ends_are_read_as_far_as_they_are_whole() -> None:
     rows = [{"loss": index, "note": "x" * 9000} for index in range(12)]
     data = wandb_file(*rows)
-    assert dict(wandb_numbers(data))["loss"] == 11
+    assert [row["loss"] for _, row in wandb_rows(data)] == list(range(12))
     assert len(data) > 3 * 32768
     for cut in (0, 5, 7, 20, 32768, 40000, len(data) - 1):
-        dict(wandb_numbers(data[:cut]))
+        list(wandb_rows(data[:cut]))
     events = event_file(("a", 1.0), ("b", 2.0))
-    assert dict(tensorboard_numbers(events[:-3])) == {"a": 1.0}
+    assert [(tag, value) for tag, _, value, _ in tensorboard_points(events[:-3])] == [("a", 1.0)]
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_readers(data: bytes) -> None:
     list(protobuf_fields(data))
-    dict(wandb_numbers(b":W&B\xe1\xbe\x00" + data))
-    dict(tensorboard_numbers(data))
+    list(wandb_rows(b":W&B\xe1\xbe\x00" + data))
+    list(tensorboard_points(data))
 
 
+@pytest.mark.slow
 def test_a_real_offline_run_of_wandb_is_read(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     code = (
@@ -106,11 +107,11 @@ def test_a_real_offline_run_of_wandb_is_read(tmp_path: Path) -> None:
         "for i in range(5): wandb.log({'loss': 1 / (i + 1), 'eval/acc': i / 10})\n"
         "run.finish()"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=300)
     assert read_metrics(RunOutput(str(tmp_path))) == {"loss": 0.2, "eval/acc": 0.4}
 
 
-def result(lr: float, seed: int, state: str = "done", **numbers: float) -> RunMetrics:
+def result(lr: float, seed: int, state: str = "completed", **numbers: float) -> RunMetrics:
     return RunMetrics(f"e/000_train_lr{lr}_{seed}", "train", seed, {"lr": lr, "n": lr * 2}, ["n"], state, numbers)
 
 
@@ -123,6 +124,16 @@ def test_groups_over_seeds_have_mean_deviation_count_and_name_the_missing() -> N
     one = other.metrics["acc"]
     assert one.size == 2 and one.mean == pytest.approx(0.6) and one.std == pytest.approx(statistics.stdev([0.5, 0.7]))
     assert [(run.seed, run.state) for run in other.missing] == [(2, "failed")]
+
+
+def test_a_run_without_a_seed_is_a_row_beside_the_seeds_of_its_name() -> None:
+    alone = RunMetrics("train/lr0.1", "train", None, {}, [], "completed", {"acc": 0.9})
+    seeds = [RunMetrics(f"train/lr0.1_{n}", "train", n, {"lr": 0.1}, [], "completed", {"acc": 0.5}) for n in (0, 1)]
+    rows = {group.name: group.metrics["acc"] for group in tabulate([alone, *seeds]).groups}
+    assert {name: (one.mean, one.size) for name, one in rows.items()} == {
+        "train/lr0.1": (0.9, 1),
+        "train/lr0.1_*": (0.5, 2),
+    }
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
@@ -167,10 +178,10 @@ def test_a_parameter_may_be_averaged_over_like_a_seed() -> None:
     runs = [
         RunMetrics(f"e/eval_ckpt{ckpt}_route{route}", "eval", None, {"ckpt": ckpt, "route": route}, [], state, numbers)
         for ckpt, route, state, numbers in [
-            ("a", 1, "done", {"score": 1.0}),
-            ("a", 2, "done", {"score": 0.0}),
+            ("a", 1, "completed", {"score": 1.0}),
+            ("a", 2, "completed", {"score": 0.0}),
             ("b", 1, "failed", {}),
-            ("b", 2, "done", {"score": 1.0}),
+            ("b", 2, "completed", {"score": 1.0}),
         ]
     ]
     table = tabulate(runs, over=["route"])
@@ -183,7 +194,7 @@ def test_a_parameter_may_be_averaged_over_like_a_seed() -> None:
         tabulate(runs, over=["town"])
 
 
-def route(script: str, seed: int, number: int, value: float | None, state: str = "done") -> RunMetrics:
+def route(script: str, seed: int, number: int, value: float | None, state: str = "completed") -> RunMetrics:
     name = f"e/{script}_route{number}_{seed}"
     numbers = {} if value is None else {"score": value, "time_s": seed + number / 10}
     return RunMetrics(name, "eval", seed, {"route": number}, [], state, numbers, script=f"e/{script}")
@@ -212,7 +223,7 @@ def test_a_seed_that_lacks_a_route_is_noted_in_every_format(capsys: pytest.Captu
         shown = capsys.readouterr()
         assert "note: e/000_eval: seed 1 has 2 of 3 values of route" in shown.err, kind
         assert ("% note: e/000_eval: seed 1 has 2 of 3" in shown.out) == (kind == "latex")
-    runs[5] = runs[5]._replace(state="done", numbers={"time_s": 1.0})
+    runs[5] = runs[5]._replace(state="completed", numbers={"time_s": 1.0})
     assert tabulate(runs, over=["route"]).notes == ["e/000_eval: score: seed 1 has 2 of 3 values of route"]
 
 
@@ -241,7 +252,7 @@ def test_missing_runs_count_as_zero_where_that_is_asked_for_and_waiting_ones_do_
 
 def numbered(order: int, seed: int, work: str = "lr 1", **numbers: float) -> RunMetrics:
     name = f"e/{order:03}_x_{seed}"
-    return RunMetrics(name, "x", seed, {}, [], "done", numbers, script=name[:-2], order=order, work=work)
+    return RunMetrics(name, "x", seed, {}, [], "completed", numbers, script=name[:-2], number=order, work=work)
 
 
 def test_a_number_that_grows_with_the_seed_is_one_row() -> None:
@@ -261,7 +272,7 @@ def test_a_number_that_grows_with_the_seed_is_one_row() -> None:
 
 def started(order: int, seed: int, start: str) -> RunSpec:
     return RunSpec(
-        experiment="e", stem=f"{order:03}_x_{seed}", order=order, step="x", step_kind="x", seed=seed, command=["x"],
+        experiment="e", stem=f"{order:03}_x_{seed}", number=order, step="x", step_kind="x", seed=seed, command=["x"],
         cwd="/", output="x", start_parent=start,
     )  # fmt: skip
 
@@ -289,10 +300,10 @@ def test_a_seed_that_changes_nothing_and_a_metric_that_is_no_number_are_noted() 
     fine = [result(0.2, seed, acc=0.25, loss=seed / 3) for seed in range(3)]
     bad = [result(0.3, 0, acc=float("nan"), loss=1.0)]
     lost = [result(0.4, seed, acc=math.nan) for seed in range(2)]
-    assert tabulate(lost).notes == [f"e/000_train_lr0.4_{seed} is done with acc = nan" for seed in range(2)]
+    assert tabulate(lost).notes == [f"e/000_train_lr0.4_{seed} completed with acc = nan" for seed in range(2)]
     assert tabulate([*same, *fine, *bad]).notes == [
         "e/000_train_lr0.1: seeds 0, 1, 2 have the same metrics to the last digit; does the program use its seed?",
-        "e/000_train_lr0.3_0 is done with acc = nan",
+        "e/000_train_lr0.3_0 completed with acc = nan",
     ]
 
 
@@ -303,7 +314,7 @@ if seed == 2 and lr == 0.2: sys.exit(3)
 with open(os.path.join(os.environ["SHOAL_OUTPUT_DIR"], "metrics.json"), "w") as file:
     json.dump({"acc": lr + seed / 10, "a_b": 1}, file)
 """
-PAGE = """\
+SWEEP_FILE = """\
 step = "train"
 command = ["python3", "program.py", "{lr}", "{seed}"]
 seeds = "0-2"
@@ -316,11 +327,12 @@ lr = [0.1, 0.2]
 def project(tmp_path: Path) -> Project:
     project = Project(tmp_path)
     project.write("program.py", PROGRAM)
-    page = project.write("experiments/002_depth/000_train.toml", PAGE)
-    project.shoal("submit", page, "--on", "local", "-q", code=4)
+    sweep_file = project.write("experiments/002_depth/000_train.toml", SWEEP_FILE)
+    project.shoal("submit", sweep_file, "--on", "local", "-q", code=4)
     return project
 
 
+@pytest.mark.slow
 def test_results_of_a_sweep_in_every_format(project: Project) -> None:
     document = project.shoal("results", "002_depth", "--json").json
     groups = {group["params"]["lr"]: group for group in document["groups"]}
@@ -345,6 +357,7 @@ def test_results_of_a_sweep_in_every_format(project: Project) -> None:
     assert project.shoal("results", "--metric", "ac", code=2).err.startswith("error: no run has a metric 'ac'")
 
 
+@pytest.mark.slow
 def test_retry_names_the_runs_that_a_filter_leaves_out(project: Project) -> None:
     dry = project.shoal("retry", "002_depth", "--state", "timeout", "--dry-run")
     assert "note: left out: 1 failed; --state failed starts them" in dry.err
@@ -352,23 +365,26 @@ def test_retry_names_the_runs_that_a_filter_leaves_out(project: Project) -> None
     assert "left out" not in chosen.err and "5 of 6 runs of 002_depth not selected" in chosen.err
 
 
+@pytest.mark.slow
 def test_a_parameter_that_older_runs_lack_shows_its_default(project: Project) -> None:
-    grown = PAGE.replace('"{seed}"]', '"{seed}", "--wd", "{wd}"]') + "wd = [0, 1]\n[defaults]\nwd = 0\n"
-    page = project.write("experiments/002_depth/000_train.toml", grown)
-    project.shoal("submit", page, "--on", "local", "-q", code=4)
+    grown = SWEEP_FILE.replace('"{seed}"]', '"{seed}", "--wd", "{wd}"]') + "wd = [0, 1]\n[defaults]\nwd = 0\n"
+    sweep_file = project.write("experiments/002_depth/000_train.toml", grown)
+    project.shoal("submit", sweep_file, "--on", "local", "-q", code=4)
     groups = project.shoal("results", "--json").json["groups"]
     assert sorted((group["params"]["lr"], group["params"]["wd"]) for group in groups) == [
         (0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1),
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tables_are_in_the_order_of_their_numbers(project: Project) -> None:
-    page = project.root / "experiments/002_depth/000_train.toml"
-    project.shoal("submit", page, "--on", "local", "-q", "--set", "lr=12,4", "--seeds", "0")
+    sweep_file = project.root / "experiments/002_depth/000_train.toml"
+    project.shoal("submit", sweep_file, "--on", "local", "-q", "--set", "lr=12,4", "--seeds", "0")
     assert [group["params"]["lr"] for group in project.shoal("results", "--json").json["groups"]] == [0.1, 0.2, 4, 12]
     assert [name.split("_")[-2] for name in project.status()][-2:] == ["lr4", "lr12"]
 
 
+@pytest.mark.slow
 def test_scripts_numbered_with_their_seed_are_one_row_of_three_seeds(tmp_path: Path) -> None:
     """LEAD's way: 010_train_0.sh, 011_train_1.sh, 012_train_2.sh; and one like them with another setting."""
     project = Project(tmp_path)
@@ -386,12 +402,13 @@ def test_scripts_numbered_with_their_seed_are_one_row_of_three_seeds(tmp_path: P
     assert "001\\_lead/010-012\\_train & $0.2 \\pm 0.1$" in latex and "001\\_lead/013\\_train" in latex
 
 
+@pytest.mark.slow
 def test_latex_keeps_what_tells_rows_apart(tmp_path: Path) -> None:
     """Two sweeps of one experiment with the same parameters."""
     project = Project(tmp_path)
     project.write("program.py", PROGRAM)
     for name in ("000_train", "001_train"):
-        page = project.write(f"experiments/002_depth/{name}.toml", PAGE.replace('"0-2"', '"0-1"'))
-        project.shoal("submit", page, "--on", "local", "-q")
+        sweep_file = project.write(f"experiments/002_depth/{name}.toml", SWEEP_FILE.replace('"0-2"', '"0-1"'))
+        project.shoal("submit", sweep_file, "--on", "local", "-q")
     rows = [line for line in project.shoal("results", "--format", "latex").out.splitlines() if "$" in line]
     assert len(rows) == len(set(rows)) == 4 and "001\\_train" in rows[-1] and "& 0.2 &" in rows[-1]

@@ -47,22 +47,24 @@ def test_status_asks_squeue_once_and_sacct_at_most_once(
     for number, words in enumerate(("exit=7", "exit=1", "wait=go", "wait=go", "")):
         project.script(f"001_a/{number:03}_train_0.sh", f"train --time=5 --mem=50 -- {words}")
     project.script("002_b/000_train_0.sh", "train --time=5 --mem=50 --hold -- late")
-    project.shoal("submit", "experiments/001_a", "experiments/002_b", "--shape", "job")
+    project.shoal("submit", "experiments/001_a", "experiments/002_b", "--layout", "job")
     for name in ("000", "001", "002", "003", "004"):
         project.wait_started(f"001_a/{name}_train_0")
-    for name, state in (("000", "failed"), ("001", "failed"), ("004", "done")):
+    for name, state in (("000", "failed"), ("001", "failed"), ("004", "completed")):
         project.wait(f"001_a/{name}_train_0", state)
+    # A job asks Slurm about itself after its end is on record.
+    wait_until(lambda: len(project.queue("%i", "-t", "R,CG")) == 2, 60, "the three others are over for Slurm")
     _called(calls)
     states = {name: run["state"] for name, run in project.status().items()}
     names = _called(calls)
     assert names.count("squeue") == 1 and names.count("sacct") <= 1 and set(names) <= {"squeue", "sacct"}, names
     assert (
-        list(states.values()) == ["failed", "failed", "running", "running", "done", "pending"]
-        or "stuck" in states.values()
+        list(states.values()) == ["failed", "failed", "running", "running", "completed", "pending"]
+        or "blocked" in states.values()
     )
     project.write("go", "")
     for name in ("002", "003"):
-        project.wait(f"001_a/{name}_train_0", "done")
+        project.wait(f"001_a/{name}_train_0", "completed")
     project.shoal("cancel", "002_b", "--yes")
     project.wait("002_b/000_train_0", "cancelled")
     wait_until(lambda: not project.queue("%T"), 60, "the jobs are over, too, for Slurm")
@@ -79,14 +81,14 @@ def test_states_are_right_after_slurm_has_forgotten_everything_without_accountin
     words = {"000": "exit=7", "001": "kill=9", "002": "", "003": "wait=never"}
     for number, do in words.items():
         project.script(f"001_a/{number}_train_0.sh", f"train --time=5 --mem=50 -- {do}")
-    project.shoal("submit", "experiments/001_a", "--shape", "job")
+    project.shoal("submit", "experiments/001_a", "--layout", "job")
     project.wait_started("001_a/003_train_0")
     project.shoal("cancel", "001_a/003_train_0")
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "all"), 60, "Slurm has forgotten all jobs", poll_s=0.5)
-    runs = {name[6:9]: (run["state"], run["exit_code"], run["cause"]) for name, run in project.status().items()}
+    runs = {name[6:9]: (run["state"], run["exit_code"], run["reason"]) for name, run in project.status().items()}
     assert runs["000"] == ("failed", 7, "exit code 7")
     assert runs["001"] == ("failed", 137, "killed by SIGKILL")
-    assert runs["002"] == ("done", 0, None)
+    assert runs["002"] == ("completed", 0, None)
     assert runs["003"][0] == "cancelled"
 
 
@@ -123,7 +125,7 @@ def test_slurm_down_shows_last_known_states_with_a_warning(tmp_path: Path, make_
     project.script("001_a/000_train_0.sh", "train --time=5 --mem=50 -- wait=go")
     project.script("001_a/001_train_0.sh", "train --time=5 --mem=50 --hold")
     project.script("001_a/002_train_0.sh", "train --time=5 --mem=50 -- exit=4")
-    project.shoal("submit", "experiments/001_a", "--shape", "job")
+    project.shoal("submit", "experiments/001_a", "--layout", "job")
     project.wait_started(RUN)
     project.wait("001_a/002_train_0", "failed")
     assert project.cluster is not None
@@ -135,7 +137,7 @@ def test_slurm_down_shows_last_known_states_with_a_warning(tmp_path: Path, make_
     assert states == ["running", "pending", "failed"] and document["slurm_problem"]
     project.write("go", "")
     wait_until(lambda: project.records(RUN, "attempt.*.end"), 30, "the run ended while the controller was away")
-    assert project.status()[RUN]["state"] == "done"
+    assert project.status()[RUN]["state"] == "completed"
     project.cluster.start_daemon("slurmctld")
 
 

@@ -19,6 +19,8 @@ from shoal.job import notifications
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 COMMAND = '\n[notify]\ncommand = "sh -c \'(cat; echo; echo ===) >> {told}\'"\non = ["end", "failure", "quiet"]\n'
 
 
@@ -41,8 +43,10 @@ def test_one_digest_for_a_first_failure_and_one_for_the_end(tmp_path: Path, quie
     assert "first failure: 001_tell/000_train_" in told(log)[0]
     (project.root / "go").touch()
     wait_until(lambda: len(told(log)) >= 2, 60, "the end was told")
-    wait_until(lambda: project.shoal("status", "--json").json["counts"] == {"done": 2, "failed": 2}, 60, "all ended")
-    assert len(told(log)) == 2 and "001_tell: all runs have ended\n2 done, 2 not" in told(log)[1]
+    wait_until(
+        lambda: project.shoal("status", "--json").json["counts"] == {"completed": 2, "failed": 2}, 60, "all ended"
+    )
+    assert len(told(log)) == 2 and "001_tell: all runs have ended\n2 completed, 2 not" in told(log)[1]
     assert "shoal report 001_tell" in told(log)[1]
 
 
@@ -77,7 +81,7 @@ def test_a_webhook_gets_its_address_from_the_environment_and_nothing_else_keeps_
     project.shoal("submit", "experiments/001_tell", code=None, MY_HOOK=url)
     assert len(got) == 1 and got[0][0] == "application/json"
     message = json.loads(got[0][1])
-    assert message["event"] == "end" and message["text"].startswith("001_tell: all runs have ended\n0 done, 1 not")
+    assert message["event"] == "end" and message["text"].startswith("001_tell: all runs have ended\n0 completed, 1 not")
     assert not any(url in path.read_text(errors="replace") for path in project.home.rglob("*") if path.is_file())
 
 
@@ -86,7 +90,7 @@ def test_failing_to_tell_changes_nothing_about_the_run(tmp_path: Path) -> None:
     project.script("001_tell/000_train_0.sh", "train -- print=hello")
     done = project.shoal("submit", "experiments/001_tell")
     assert "telling by command failed" in done.err and "$NOT_SET holds no address" in done.err
-    assert project.shoal("status", "--json").json["counts"] == {"done": 1}
+    assert project.shoal("status", "--json").json["counts"] == {"completed": 1}
 
 
 def test_a_quiet_run_is_told_once(tmp_path: Path) -> None:
@@ -113,7 +117,7 @@ def test_who_is_told_is_forgotten_when_the_table_goes(tmp_path: Path) -> None:
     assert json.loads((project.home / "notify.json").read_text())["mail"] == "me@example.org"
     toml = project.root / "shoal.toml"
     toml.write_text(toml.read_text().partition("[notify]")[0])
-    project.shoal("submit", "experiments/001_tell", "--again")
+    project.shoal("submit", "experiments/001_tell", "--rerun")
     assert not (project.home / "notify.json").exists()
     assert notifications._settings(str(project.home)) is None
 

@@ -22,6 +22,8 @@ from shoal.views.report.page import report_page as report_page
 from shoal.views.web.api import DashboardData
 from shoal.views.web.server import DashboardServer
 
+pytestmark = pytest.mark.slow
+
 LONG = "004_a_rather_long_name_of_an_experiment_that_somebody_chose_on_a_friday"
 
 
@@ -87,7 +89,7 @@ def test_the_page_is_drawn_whole_in_all_its_states(server: DashboardServer, albu
         browser.wait(pane("step 82/200"), "the live log")
         album.take(f"{kind}-3-log", dark=dark)
         browser.press("3")
-        browser.wait("document.querySelectorAll('svg.plot').length >= 4", "curves")
+        browser.wait("document.querySelectorAll('#pane figure.plot').length >= 4", "curves")
         album.take(f"{kind}-4-metrics", dark=dark)
         browser.press("4")
         browser.wait(pane("it is running"), "why")
@@ -161,7 +163,7 @@ def test_state_colours_can_be_read_on_their_paper() -> None:
     for theme in (0, 1):
         ours, reports = palettes(page)[theme], palettes(STYLE)[theme]
         assert {name: ours[name] for name in reports} == reports
-        for name in ("ink", "soft", "done", "running", "wait", "bad", "odd", "off"):
+        for name in ("ink", "soft", "completed", "running", "wait", "bad", "odd", "off"):
             for paper in ("paper", "card"):
                 assert contrast(ours[name], ours[paper]) >= 4.5, f"{name} on {paper}, theme {theme}"
 

@@ -22,7 +22,8 @@ from project import Project
 from published import SCHEMAS, complaints
 from shoal.cli import COMMANDS
 from shoal.cli.completion import SHELL_SCRIPTS, candidates
-from shoal.model import RUN_STATES
+from shoal.model import CAUSES, RUN_STATES
+from shoal.observe import run_names
 from waiting import wait_until
 
 SHOAL = Path(sys.executable).with_name("shoal")
@@ -35,7 +36,7 @@ def made(tmp_path: Path) -> MadeUp:
 
 def shoal(made: MadeUp, *words: str) -> str:
     env = {**os.environ, "PATH": f"{SHOAL.parent}{os.pathsep}{os.environ['PATH']}"}
-    return subprocess.run([SHOAL, *words], cwd=made.root, env=env, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run([SHOAL, *words], cwd=made.root, env=env, capture_output=True, text=True, timeout=300).stdout
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,7 @@ def test_json_is_as_published(made: MadeUp, schema: str, words: list[str]) -> No
 #: Every command that has --json, as it is called in a project of two runs: (schema, words, exit code). In this order.
 COMMAND_LINES = [
     ("init", ["init", "--dry-run"], 0),
+    ("submit", ["submit", "experiments/002_s"], 0),
     ("plan", ["plan", "experiments/001_a"], 0),
     ("doctor", ["doctor", "experiments/001_a"], 0),
     ("plan", ["submit", "experiments/001_a", "--dry-run"], 0),
@@ -70,7 +72,7 @@ COMMAND_LINES = [
     ("submit", ["run", "experiments/001_a/000_train_0.sh"], 0),
     ("submit", ["retry", "001_a", "--dry-run"], 0),
     ("submit", ["resume", "001_a/000_train_1"], 3),
-    ("shapes", ["plan", "experiments/001_a", "--shapes"], 0),
+    ("layouts", ["plan", "experiments/001_a", "--layouts"], 0),
     ("pack", ["pack", "--set", "k=1,2", "--slots", "2"], 0),
     ("cancel", ["cancel", "001_a"], 0),
     ("status", ["status"], 0),
@@ -80,17 +82,22 @@ COMMAND_LINES = [
     ("watch", ["watch", "001_a/000_train_1"], 0),
     ("results", ["results", "001_a"], 0),
     ("report", ["report"], 0),
+    ("search", ["search", "show"], 0),
+    ("search", ["search", "export", "002_s"], 0),
     ("ui", ["ui", "--export", "copy"], 0),
     ("generate", ["generate", "--command", "true", "--config-file", "x.toml", "--on", "slurm"], 0),
     ("clusters", ["clusters", "list"], 0),
     ("clusters", ["clusters", "show", "local"], 0),
+    ("budget", ["budget", "jobs=2", "--on", "slurm"], 0),
     ("clean", ["clean"], 0),
-    ("data", ["data", "pack", "experiments", "packed"], 0),
-    ("data", ["data", "verify", "packed"], 0),
-    ("data", ["data", "info", "packed"], 0),
-    ("data", ["data", "unpack", "packed", "unpacked"], 0),
+    ("data", ["data", "shard", "experiments", "sharded"], 0),
+    ("data", ["data", "verify", "sharded"], 0),
+    ("data", ["data", "info", "sharded"], 0),
+    ("data", ["data", "unpack", "sharded", "unpacked"], 0),
     ("sandbox", ["sandbox", "status"], 0),
     ("error", ["switch", "001_a/000_train_1", "--gpus", "2"], None),
+    ("error", ["adopt", "265438"], 5),
+    ("error", ["connect", "elsewhere"], 2),
     ("error", ["resume", "nothing"], 2),
     ("error", ["status", "--state", "broken"], 2),
 ]
@@ -102,9 +109,12 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project.env["SHOAL_ON"] = "local"
     project.script("001_a/000_train_0.sh", "train")
     project.script("001_a/000_train_1.sh", "train -- save=1 exit=3")
+    search = '[search]\nmetric = "loss"\ntrials = 2\nsampler = "random"\n[sweep]\nlr = { uniform = [0, 1] }\n'
+    project.write("experiments/002_s/000_train.toml", search)
     return project
 
 
+@pytest.mark.slow
 def test_what_every_command_says_to_machines_is_published(two_runs: Project) -> None:
     """One test, because each command finds what those before it have left."""
     for schema, words, code in COMMAND_LINES:
@@ -135,6 +145,7 @@ def test_schemas_are_schemas_and_know_every_state() -> None:
         jsonschema.Draft202012Validator.check_schema(json.loads(path.read_text()))
     run = json.loads((SCHEMAS / "run.json").read_text())
     assert set(run["properties"]["state"]["enum"]) == set(RUN_STATES)
+    assert set(run["properties"]["cause"]["enum"]) == {*CAUSES, None}
 
 
 def test_every_published_key_of_a_run_is_there_and_no_other(made: MadeUp) -> None:
@@ -144,7 +155,7 @@ def test_every_published_key_of_a_run_is_there_and_no_other(made: MadeUp) -> Non
 
 def test_completion_knows_commands_flags_runs_and_states(made: MadeUp) -> None:
     def at_end(*words: str) -> list[str]:
-        return candidates(["shoal", *words], len(words), made.home)
+        return candidates(["shoal", *words], len(words), lambda: run_names(made.home))
 
     assert at_end("sta") == ["status"] and set(at_end("")) >= {name for group in COMMANDS.values() for name in group}
     assert at_end("logs", "--err") == ["--errors"]
@@ -153,7 +164,7 @@ def test_completion_knows_commands_flags_runs_and_states(made: MadeUp) -> None:
     assert at_end("status", "--state", "failed,o") == ["failed,oom"]
     assert at_end("status", "--columns", "+gp") == ["+gpus", "+gpu"]
     assert at_end("nonsense", "x") == [] and at_end("submit", "exp") == []
-    assert candidates(["shoal", "why", ""], 2, None) == []
+    assert candidates(["shoal", "why", ""], 2, lambda: None) == []
 
 
 @pytest.fixture
@@ -171,7 +182,7 @@ def shells(made: MadeUp, tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def in_shell(argv: list[str], made: MadeUp, env: dict[str, str]) -> str:
-    done = subprocess.run(argv, cwd=made.root, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, cwd=made.root, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -181,7 +192,7 @@ def test_bash_completes(made: MadeUp, shells: dict[str, str]) -> None:
     line = f'eval "$(shoal completion bash)"; {words}; _shoal; echo "${{COMPREPLY[@]}}"'
     assert in_shell(["bash", "-c", line], made, shells).split() == ["001_lr/000_train_3"]
     assert set(SHELL_SCRIPTS) == {"bash", "zsh", "fish"}
-    assert "which shell" in subprocess.run([SHOAL, "completion"], capture_output=True, text=True, timeout=60).stderr
+    assert "which shell" in subprocess.run([SHOAL, "completion"], capture_output=True, text=True, timeout=300).stderr
 
 
 def test_fish_completes(made: MadeUp, shells: dict[str, str]) -> None:

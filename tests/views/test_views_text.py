@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kernel import progress
-from shoal.kernel.causes import error_signature, find_cause, strip_escapes
+from shoal.kernel.causes import find_cause
+from shoal.kernel.log_lines import error_signature, strip_escapes
 from shoal.views import pending
 from shoal.views.log_files import (
     CarriageReturnFilter,
@@ -198,8 +199,8 @@ def test_wide_letters_take_two_columns_and_nothing_is_cut_in_half() -> None:
 
 def test_marks_that_python_does_not_call_combining_take_no_column_and_brackets_are_text() -> None:
     assert [cell_width(word) for word in ("ที่", "❤\ufe0f", "한글")] == [1, 2, 4]
-    table = table_lines(("RUN", "STATE"), [("ที่", "done"), ("[bold]ab[/]", "done")], Screen(tty=True))
-    assert table == ["RUN          STATE", "ที่            done", "[bold]ab[/]  done"]
+    table = table_lines(("RUN", "STATE"), [("ที่", "completed"), ("[bold]ab[/]", "completed")], Screen(tty=True))
+    assert table == ["RUN          STATE", "ที่            completed", "[bold]ab[/]  completed"]
 
 
 def strip_colours(text: str) -> str:

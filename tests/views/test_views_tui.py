@@ -57,7 +57,7 @@ def test_the_list_moves_with_keys_and_the_tabs_show_log_and_errors(made: MadeUp)
         assert "12 runs in 2 experiments" in str(app.query_one("#headline", Static).render())
         assert runs.has_focus
         await pilot.press("4")
-        await until(pilot, lambda: "#SBATCH" in shown(app))  # of a run that is done, too
+        await until(pilot, lambda: "#SBATCH" in shown(app))  # of a run that completed, too
         await pilot.press(*"1jjj")
         assert runs.current is not None and runs.current.key == "001_lr/000_train_3"
         await pilot.press("2")
@@ -95,6 +95,7 @@ def test_the_log_of_the_next_rank_is_a_key_away(made: MadeUp) -> None:
     drive(made.home, story)
 
 
+@pytest.mark.slow
 def test_the_filter_never_fails_and_escape_clears_it(made: MadeUp) -> None:
     async def story(app: WatchApp, pilot: Any) -> None:
         runs = app.query_one(RunList)
@@ -118,11 +119,12 @@ def test_done_runs_are_hidden_until_asked_for(made: MadeUp) -> None:
         names = {view.name for line in runs.lines for view in line.views}
         assert "001_lr/000_train_0" not in names and "001_lr/000_train_3" in names
         await pilot.press("a")
-        await until(pilot, lambda: any(view.state == "done" for line in runs.lines for view in line.views))
+        await until(pilot, lambda: any(view.state == "completed" for line in runs.lines for view in line.views))
 
     drive(made.home, story, everything=False)
 
 
+@pytest.mark.slow
 def test_cancel_asks_names_the_run_and_only_a_yes_cancels(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
     acted: list[list[str]] = []
 
@@ -153,6 +155,7 @@ def test_cancel_asks_names_the_run_and_only_a_yes_cancels(made: MadeUp, monkeypa
     drive(made.home, story)
 
 
+@pytest.mark.slow
 def test_a_retry_may_ask_for_more_memory_or_time(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
     acted: list[tuple[list[str], str | None]] = []
 
@@ -217,8 +220,8 @@ def test_five_thousand_runs_draw_no_more_lines_than_the_screen_has(tmp_path: Pat
     async def story(app: WatchApp, pilot: Any) -> None:
         runs = app.query_one(RunList)
         assert app.report is not None
-        views = [RunView(name=f"001_a/000_train_{n}", state="done") for n in range(5000)]
-        app.put(app.report._replace(views=views, counts={"done": 5000}))
+        views = [RunView(name=f"001_a/000_train_{n}", state="completed") for n in range(5000)]
+        app.put(app.report._replace(views=views, counts={"completed": 5000}))
         assert len(runs.lines) == 1  # one family
         drawn: list[int] = []
         real = runs.render_line
@@ -241,3 +244,50 @@ def test_lines_and_little_bars_are_pure(made: MadeUp) -> None:
     assert list_lines([], frozenset()) == []
     assert sparkline([1, 2, 3], 8) == "▁▄█" and sparkline([], 8) == "" and sparkline([2, 2], 8) == "▁▁"
     assert tab_text is not None
+
+
+def test_runs_show_progress_and_metric_sort_by_it_and_fold_over_seeds(tmp_path: Path) -> None:
+    made = MadeUp(tmp_path / "project")
+    for lr in (0.1, 0.01, 0.03):
+        for seed in range(2):
+            state = "running" if (lr, seed) == (0.03, 1) else "completed"
+            params, progress = {"lr": lr, "width": 8}, "4/10" if state == "running" else None
+            output = made.run(f"001_a/000_train_lr{lr}_{seed}", state, params=params, progress=progress)
+            last = f'{{"step": 1, "val_loss": {1 - lr + seed / 100}}}\n'
+            (output / "metrics.jsonl").write_text('{"step": 0, "val_loss": 2}\n{"step": 0, "val_loss": NaN}\n' + last)
+
+    async def wide(app: WatchApp, pilot: Any) -> None:
+        def line() -> str:
+            return "".join(segment.text for segment in app.query_one(RunList).render_line(3))
+
+        await until(pilot, lambda: "001_a/000_train_lr0.03_1" in line())  # laid out for this width
+        header = str(app.query_one("#columns", Static).render())
+        assert header.split() == ["RUN", "STATE", "lr", "SEED", "PROGRESS", "END", "val_loss", "BEST", "GPU"]
+        cells = line().split()
+        assert cells[:6] == ["001_a/000_train_lr0.03_1", "running", ">", "0.03", "1", "40%"]
+        assert cells[-4:] == ["0.98", "0.98", "no", "data"]
+        await until(pilot, lambda: str(app.query_one("#curve", Static).render()).startswith("val_loss █▁"))
+        await pilot.press("m")
+        await until(pilot, lambda: not app.query_one("#curve").display and not app.query_one("#columns").display)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, HelpDialog))
+        assert app.screen.query_one("#question").region.x > 20, "in the middle"
+
+    drive(made.home, wide, size=(180, 30))
+
+    async def story(app: WatchApp, pilot: Any) -> None:
+        runs = app.query_one(RunList)
+        assert [line.key.partition("lr")[2] for line in runs.lines][:3] == ["0.01_0", "0.01_1", "0.03_0"]
+        assert runs.lines[3].word == "running > 40% 0.98" and runs.lines[0].word == "completed + 0.99"
+        await pilot.press("s")
+        await until(pilot, lambda: runs.lines[0].key.endswith("lr0.1_0"))
+        await pilot.press("m")
+        await until(pilot, lambda: len(runs.lines) == 3)
+        assert (runs.lines[0].text, runs.lines[0].word) == ("lr=0.1", "0.905 ± 0.0071 2/2 *")
+        await until(pilot, lambda: "seed 1    completed +" in shown(app))
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, HelpDialog))
+        box = app.screen.query_one("#question").region
+        assert box.width <= 80 and box.height <= 24 and box.x >= 0 and box.y >= 0
+
+    drive(made.home, story)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         read_directives,
         read_text,
     )
-    from shoal.batch.quoting import escape_percent, refuse_line_breaks, sbatch_line, shell_command, shell_quote
+    from shoal.batch.quoting import escape_percent, refuse_line_breaks, sbatch_lines, shell_command, shell_quote
     from shoal.batch.sbatch_flags import (
         DASHES,
         RESERVED_OPTIONS,

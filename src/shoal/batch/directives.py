@@ -18,10 +18,14 @@ from shoal.batch.shell_words import Heredoc
 
 _MAGIC = "#SBATCH"
 #: Spellings that sbatch takes and its help does not show, and those that old scripts still have.
-_ALIASES = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
+_ALIASES = {"tasks-per-node": "ntasks-per-node", "tasks": "ntasks-per-node", "cluster": "clusters"}
 #: `# sbatch -N 2 job.sh`, in small letters and with a blank, is a comment on how to submit, and not meant for sbatch.
-_NEAR_DIRECTIVE = re.compile(r"(?:(?P<blank>\s+)#SBATCH|#{2,}\s*SBATCH|#\s+SBATCH|#sbatch|#Sbatch)\b\s*:?\s*(?=-)")
+_NEAR_DIRECTIVE = re.compile(
+    r"(?:(?P<blank>\s+)#SBATCH|#{2,}\s*SBATCH|#\s+SBATCH|#(?!SBATCH)(?i:sbatch))\b\s*:?\s*(?=-)"
+)
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%|(?:^|=)<[A-Za-z_][\w -]*>|@@\w+@@|%\(\w+\)s|\{[a-z_]\w*\}")
+#: A word in capitals that may be a slip for SBATCH: #SBTACH, #SBATH, #BATCH.
+_MISSPELT = re.compile(r"#(?P<word>[A-Z]{4,8})\s+(?=-{1,2}[A-Za-z])")
 _HETJOB = re.compile(r"#SBATCH\s+(?:hetjob|packjob)\b")
 
 
@@ -48,7 +52,8 @@ class SbatchOption(NamedTuple):
 
 
 class IgnoredDirective(NamedTuple):
-    """A line that looks like a directive and is none; `why` is "late", "indented", "disabled" or "misspelt"."""
+    """A line that looks like a directive and is none; `why` is "late", "indented", "misspelt", "spaced" (# SBATCH) or
+    "disabled" (##SBATCH)."""
 
     line: int
     text: str
@@ -99,7 +104,7 @@ def read_directives(lines: Sequence[str], heredocs: Sequence[Heredoc]) -> Script
                 strays += [StrayWord(number, word, line) for word in stray]
                 read.append(number)
             continue
-        match = _NEAR_DIRECTIVE.match(line) if "batch" in line.lower() else None
+        match = _match_near_directive(line)
         if match is not None and not any(first <= number < last for first, last in inside):
             why = _ignored_reason(line, match)
             found, _ = parse_option_words(split_directive(line[match.end() :]), number)
@@ -109,10 +114,37 @@ def read_directives(lines: Sequence[str], heredocs: Sequence[Heredoc]) -> Script
     return ScriptDirectives(tuple(options), tuple(ignored), tuple(strays), tuple(read), first_command, is_het)
 
 
+def _match_near_directive(line: str) -> re.Match[str] | None:
+    """The beginning of a line that was perhaps meant as a directive."""
+    if "#" not in line[:40]:
+        return None
+    if "batch" in line.lower() and (match := _NEAR_DIRECTIVE.match(line)) is not None:
+        return match
+    match = _MISSPELT.match(line)
+    return match if match is not None and _is_slip_for_sbatch(match["word"]) else None
+
+
+def _is_slip_for_sbatch(word: str) -> bool:
+    """Letters in another order, or one letter too few, too many or wrong."""
+    right = _MAGIC[1:]
+    if word == right:
+        return False
+    if sorted(word) == sorted(right):
+        return True
+    longer, shorter = (word, right) if len(word) > len(right) else (right, word)
+    if len(longer) == len(shorter):
+        return sum(one != other for one, other in zip(word, right, strict=True)) == 1
+    return any(longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer)))
+
+
 def _ignored_reason(line: str, match: re.Match[str]) -> str:
+    if match.re is _MISSPELT:
+        return "misspelt"
     if match["blank"]:
         return "indented"
-    return "misspelt" if "SBATCH" not in line else "disabled"
+    if "SBATCH" not in line:
+        return "misspelt"
+    return "disabled" if line.startswith("##") else "spaced"
 
 
 def split_directive(text: str) -> list[str]:

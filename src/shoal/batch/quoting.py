@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shoal.errors import InputError
 
@@ -35,6 +35,10 @@ def shell_command(words: Sequence[str]) -> str:
     if quoted == first and ("=" in first or first in _KEYWORDS):
         quoted = f"'{first}'"
     return " ".join([quoted, *rest])
+
+
+def sbatch_lines(options: Iterable[tuple[str, str | None]]) -> list[str]:
+    return [sbatch_line(name, value) for name, value in options]
 
 
 def sbatch_line(name: str, value: str | None = None) -> str:

@@ -277,7 +277,9 @@ def _gpu(text: str) -> dict[str, int | str] | None:
     return {"gpus": int(count), "gpu_type": kind} if kind else {"gpus": int(count)}
 
 
-def _count(name: str, text: str, least: int) -> int:
-    if not _COUNT.fullmatch(text) or int(text) < least:
-        raise InputError(f"{text!r} is not a whole number from {least} upwards", hint=f"--{name}=4", place=f"--{name}")
+def _count(name: str, text: str, minimum: int) -> int:
+    if not _COUNT.fullmatch(text) or int(text) < minimum:
+        raise InputError(
+            f"{text!r} is not a whole number from {minimum} upwards", hint=f"--{name}=4", place=f"--{name}"
+        )
     return int(text)

@@ -15,7 +15,9 @@ from shoal.batch.shell_words import Heredoc, ShellToken, ShellWord, SyntaxProble
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=", re.ASCII)
 _OPENERS = {"if": "if", "while": "loop", "until": "loop", "{": "group"}
-_CLOSERS = frozenset({"fi", "done", "esac", "}"})
+#: What ends a compound command, and what it ends.
+_CLOSERS = {"fi": "if", "done": "loop", "esac": "case", "}": "group"}
+_ENDS = {**{opened: closer for closer, opened in _CLOSERS.items()}, "subshell": ")"}
 _CONTINUATION_WORDS = frozenset({"then", "else", "elif", "do"})
 _MAX_DEPTH = 6
 
@@ -94,6 +96,8 @@ def parse_shell(text: str, first_line: int = 1, depth: int = 0) -> ParsedScript:
                     ]
         commands.append(command)
     heredocs = tuple(token.heredoc for token in tokens if token.heredoc is not None)
+    if not problems:  # behind one, bash reads nothing, and neither does this
+        problems = reader.problems()
     return ParsedScript(tuple(commands), heredocs, tuple(problems), frozenset(reader.functions))
 
 
@@ -106,8 +110,23 @@ class _CommandReader:
         self.hidden: list[list[ShellWord]] = []
         self.functions: set[str] = set()
         self.stack: list[tuple[str, int]] = []
+        self.opened_at: list[int] = []
+        self.mismatch: SyntaxProblem | None = None
         self.condition = 0
         self.before = ""
+
+    def problems(self) -> list[SyntaxProblem]:
+        """The first compound command that ends where none began, or that never ends."""
+        if self.mismatch is not None:
+            return [self.mismatch]
+        for (what, _), line in zip(self.stack, self.opened_at, strict=True):
+            if what in _ENDS:
+                return [SyntaxProblem(line, f"a command begins here, and its {_ENDS[what]} is missing")]
+        return []
+
+    def _open(self, what: str) -> None:
+        self.stack.append((what, len(self.commands)))
+        self.opened_at.append(self.tokens[min(self.at, len(self.tokens) - 1)].line)
 
     def read(self) -> None:
         while self.at < len(self.tokens):
@@ -128,18 +147,24 @@ class _CommandReader:
 
     def _operator(self, token: ShellToken) -> None:
         if token.value == "(":
-            self.stack.append(("subshell", len(self.commands)))
+            self._open("subshell")
         elif token.value == ")":
-            self._close()
+            self._close("subshell")
         elif token.value in (";;", ";&", ";;&"):
             self.at += 1
             self._patterns()
             self.at -= 1
         self._separate(token.value)
 
-    def _close(self) -> None:
+    def _close(self, what: str) -> None:
         """A compound ends; what stands behind it (&, |) holds for all that it contains."""
+        opened = self.stack[-1][0] if self.stack else ""
+        # The body of a function is any compound command; a ) may end a pattern or arithmetic that was read as words.
+        if what not in (opened, "subshell") and not opened.startswith("function ") and self.mismatch is None:
+            self.mismatch = SyntaxProblem(self.tokens[self.at].line, f"{_ENDS[what]} stands here and ends nothing")
         start = self.stack.pop()[1] if self.stack else len(self.commands)
+        if self.opened_at:
+            self.opened_at.pop()
         following = self.at + 1
         while following < len(self.tokens) and self.tokens[following].kind == "redirect":
             following += 1
@@ -152,18 +177,18 @@ class _CommandReader:
     def _keyword(self, word: ShellWord) -> bool:
         raw = word.raw
         if raw in _OPENERS:
-            self.stack.append((_OPENERS[raw], len(self.commands)))
+            self._open(_OPENERS[raw])
             self.condition = len(self.stack) if raw != "{" else self.condition
         elif raw in _CONTINUATION_WORDS:
             self.condition = len(self.stack) if raw == "elif" else 0
         elif raw in _CLOSERS:
-            self._close()
+            self._close(_CLOSERS[raw])
             self.condition = 0
         elif raw in ("for", "select"):
-            self.stack.append(("loop", len(self.commands)))
+            self._open("loop")
             self._skip_line()
         elif raw == "case":
-            self.stack.append(("case", len(self.commands)))
+            self._open("case")
             self._case()
             return True
         elif raw == "function":
@@ -193,7 +218,7 @@ class _CommandReader:
             self.at += 1
         token = self.tokens[self.at] if self.at < len(self.tokens) else None
         self.functions.add(name)
-        self.stack.append((f"function {name}", len(self.commands)))
+        self._open(f"function {name}")
         if token is not None and token.word is not None and token.word.raw == "{":
             self.at += 1
 
@@ -217,7 +242,7 @@ class _CommandReader:
         while self.at < len(self.tokens):
             token = self.tokens[self.at]
             if token.word is not None and token.word.raw == "esac":
-                self._close()
+                self._close("case")
                 self.at += 1
                 return
             self.at += 1
@@ -269,3 +294,12 @@ class _CommandReader:
         if words or assigns:
             self.commands.append(command)
             self.hidden.append(hidden)
+            if after == "&":
+                self._background_pipe()
+
+    def _background_pipe(self) -> None:
+        """`a | b &`: the whole pipe is in the background."""
+        index = len(self.commands) - 1
+        while index > 0 and self.commands[index].before in ("|", "|&") and self.commands[index - 1].piped:
+            index -= 1
+            self.commands[index] = self.commands[index]._replace(background=True)

@@ -13,9 +13,18 @@ _PLAIN = re.compile(r"[^\s\\'\"$`|&;()<>]+")
 _BLANK = re.compile(r"(?:[ \t\r\f\v]|\\\n)+")
 _OPERATOR = re.compile(r"&&|\|\||;;&|;;|;&|\|&|[|&;()]")
 _REDIRECT = re.compile(r"(\d*)(&>>|&>|<<<|<<-|<<|>>|>&|<&|<>|>\||<(?!\()|>(?!\())")
+#: What cannot be the target of a redirect: the end of the line, a comment, or another operator.
+_NO_TARGET = re.compile(r"\Z|[\n#;|&)]|[<>](?!\()")
 _ARRAY = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=\Z", re.ASCII)
 _DOLLAR_SINGLE = re.compile(r"((?:[^'\\]|\\.)*)'", re.DOTALL)
+#: What a backslash and a letter stand for in $'...'; the rarer ones stay as written.
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _DOUBLE = re.compile(r'[^"\\$`]+')
+
+
+#: The text of `...`, and its end; a backquote inside it is escaped.
+_TO_BACKQUOTE = re.compile(r"(?:[^`\\]|\\.)*`", re.DOTALL)
 
 
 class ShellWord(NamedTuple):
@@ -48,8 +57,11 @@ class ShellToken(NamedTuple):
 
 
 class SyntaxProblem(NamedTuple):
+    """`is_warning`: bash goes on with a warning."""
+
     line: int
     sentence: str
+    is_warning: bool = False
 
 
 def tokenize(text: str, first_line: int = 1) -> tuple[list[ShellToken], list[SyntaxProblem]]:
@@ -110,7 +122,9 @@ class _ShellScanner:
         self._move(match.end())
         if (blank := _BLANK.match(self.text, self.at)) is not None:
             self._move(blank.end())
-        ends = self.at >= len(self.text) or self.text[self.at] == "\n"
+        ends = _NO_TARGET.match(self.text, self.at) is not None
+        if ends:
+            self.problems.append(SyntaxProblem(line, f"no file is named behind {operator}"))
         word = ShellWord("", "", line) if ends else self._word()
         if operator in ("<<", "<<-") and word.raw:
             self.waiting.append((len(self.tokens), word, operator == "<<-"))
@@ -123,7 +137,9 @@ class _ShellScanner:
                 if self.at >= len(self.text):
                     self.problems.append(
                         SyntaxProblem(
-                            self.tokens[index].line, f"the here-document {word.text} begins here and never ends"
+                            self.tokens[index].line,
+                            f"the here-document {word.text} begins here and never ends",
+                            is_warning=True,
                         )
                     )
                     break
@@ -201,7 +217,7 @@ class _ShellScanner:
             self._move(len(self.text))
             return self.text[start:]
         self._move(match.end())
-        return match[1]
+        return _ESCAPE.sub(lambda escape: _ESCAPES.get(escape[1], escape[0]), match[1])
 
     def _double(self, inside: list[tuple[str, int]]) -> str:
         line, parts = self.line, []
@@ -217,6 +233,9 @@ class _ShellScanner:
                 after = self.text[self.at + 1 : self.at + 2]
                 parts.append("" if after == "\n" else after if after in '"\\$`' else f"\\{after}")
                 self._move(min(self.at + 2, len(self.text)))
+            elif self.text.startswith("$'", self.at):
+                parts.append("$")  # inside double quotes this is a dollar and an apostrophe
+                self.at += 1
             else:
                 parts.append(self._expansion(inside))
         self._unclosed(line, "a double quote")
@@ -225,12 +244,12 @@ class _ShellScanner:
     def _expansion(self, inside: list[tuple[str, int]]) -> str:
         text = self.text
         if text[self.at] == "`":
-            line, stop = self.line, text.find("`", self.at + 1)
-            if stop < 0:
+            line, closing = self.line, _TO_BACKQUOTE.match(text, self.at + 1)
+            if closing is None:
                 self._unclosed(line, "a backquote")
-                stop = len(text)
+            stop = len(text) if closing is None else closing.end() - 1
             found = text[self.at : min(stop + 1, len(text))]
-            inside.append((text[self.at + 1 : stop], line))
+            inside.append((text[self.at + 1 : stop].replace("\\`", "`"), line))
             self._move(min(stop + 1, len(text)))
             return found
         after = text[self.at + 1 : self.at + 2]
@@ -266,6 +285,10 @@ class _ShellScanner:
                 continue
             elif letter == "'" and opening == "(":
                 self._single()
+                continue
+            elif self.text.startswith("$'", self.at) and opening == "(":
+                self.at += 1
+                self._dollar_single()
                 continue
             elif letter == '"':
                 self._double([])

@@ -1,6 +1,6 @@
 """Find what a project no longer needs, and move it to a backup directory from which it can be restored.
 
-leftovers.py        what ended runs left: failed attempts, old logs and checkpoints, code snapshots, staged data
+leftovers.py        what ended runs left: failed attempts, logs, checkpoints, code snapshots, objects, staged data
 near_duplicates.py  scripts that are nearly the same
 backup.py           move files to backup_<timestamp>/, restore them, delete a backup
 """
@@ -9,8 +9,14 @@ from shoal.kernel import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.cleanup import backup
-    from shoal.cleanup.backup import BackupResult, list_backups, read_manifest
+    from shoal.cleanup.backup import (
+        BackupResult,
+        delete_backup,
+        list_backups,
+        move_to_backup,
+        read_manifest,
+        restore_backup,
+    )
     from shoal.cleanup.leftovers import (
         ITEM_KINDS,
         CleanupItem,
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
         read_run_directories,
         stale_snapshots,
         temporary_files,
+        unused_objects,
         unused_staged_data,
     )
     from shoal.cleanup.near_duplicates import list_near_duplicates

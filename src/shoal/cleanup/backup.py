@@ -41,9 +41,9 @@ def move_to_backup(root: Path, items: Sequence[CleanupItem], stamp: str) -> Back
     entries = [{"path": os.path.relpath(item.path, root), "kind": item.kind, "reason": item.reason} for item in inside]
     _write_manifest(folder, entries, scratch)
     moved: list[str] = []
-    for path, goal in scratch.items():
+    for path, dest in scratch.items():
         try:
-            why = None if move_staged_data(path, goal) else "somebody uses it now"
+            why = None if move_staged_data(path, dest) else "somebody uses it now"
         except OSError as error:
             why = error.strerror or str(error)
         left += [] if why is None else [(path, why)]
@@ -65,7 +65,7 @@ def restore_backup(root: Path, folder: Path) -> BackupResult:
     moved: list[str] = []
     left: list[tuple[str, str]] = []
     inside = [(folder / "files" / path, root / path) for path in read_manifest(folder)]
-    for source, target in [*inside, *((Path(goal), Path(path)) for path, goal in _scratch_entries(folder).items())]:
+    for source, target in [*inside, *((Path(dest), Path(path)) for path, dest in _scratch_entries(folder).items())]:
         if not os.path.lexists(source):
             continue
         if os.path.lexists(target):
@@ -119,11 +119,11 @@ def _trash_path(path: str, stamp: str) -> str:
 
 
 def _scratch_entries(folder: Path) -> dict[str, str]:
-    """Staged data sets of a backup: where they were -> where they wait. Paths of any other shape are not ours."""
+    """Staged data sets of a backup: where they were -> where they wait. Paths of any other layout are not ours."""
     found = json.loads((folder / _MANIFEST).read_text()).get("scratch") or {}
-    for path, goal in found.items():
+    for path, dest in found.items():
         root, name = os.path.dirname(os.path.dirname(path)), os.path.basename(path)
-        ours = os.path.basename(root).startswith("shoal-data") and os.path.dirname(goal) == os.path.join(root, "trash")
+        ours = os.path.basename(root).startswith("shoal-data") and os.path.dirname(dest) == os.path.join(root, "trash")
         if not ours or path != os.path.join(root, "objects", name) or ".." in Path(path).parts:
             raise InputError(f"the manifest of {folder} names {path!r}, which is no staged data set")
     return dict(found)

@@ -1,19 +1,22 @@
-"""What ended runs left behind and no run needs: failed attempts, old logs, old checkpoints, snapshots, staged data.
+"""What ended runs left and no run needs: failed attempts, old logs, checkpoints, snapshots, objects, staged data.
 
 Only runs that have certainly ended are considered; a run whose state is unknown counts as active. Protected are the
 files that an active run writes, reads or was started from, and the newest checkpoint of every run.
 
 A code snapshot stays while a run that executes it may still start; its .json and .diff, which describe the code, always
-stay. Also listed are temporary files of writers that were killed, and staged data on this machine's scratch that was
-not used lately: these are copies, staged again when a job needs them.
+stay. Objects, the pickled functions and arguments of calls, stay until all runs that name them have completed: one that
+failed needs them when it is tried again. Also listed are temporary files of writers that were killed, and staged data
+on this machine's scratch that was not used lately: these are copies, staged again when a job needs them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from shoal.job import VariableNotSet, cache, expand_path
@@ -22,7 +25,7 @@ from shoal.model import FINAL_STATES, RunSpec
 from shoal.observe import ClaimRecord, DamagedRecord, RunReader, RunView, Submission, run_files
 from shoal.units import format_duration
 
-ITEM_KINDS = ("script", "attempt", "checkpoint", "log", "snapshot", "scratch", "temporary")
+ITEM_KINDS = ("script", "attempt", "checkpoint", "log", "snapshot", "object", "scratch", "temporary")
 
 
 class CleanupItem(NamedTuple):
@@ -86,7 +89,7 @@ def find_leftovers(
 
 
 def _protected(runs: Sequence[RunDirectories]) -> set[str]:
-    """Paths that a live run uses, and every checkpoint that any run was started from."""
+    """Paths that an active run uses, and every checkpoint that any run was started from."""
     found: set[str] = set()
     for run in runs:
         if run.spec is not None and run.spec.start_from:
@@ -112,16 +115,16 @@ def _pattern(run: RunDirectories) -> str | None:
 
 
 def _old_attempts(run: RunDirectories) -> Iterator[CleanupItem]:
-    """Output folders of earlier tries: all of them once the run is done, else those without a checkpoint."""
+    """Output folders of earlier attempts: all of them once the run completed, else those without a checkpoint."""
     current = run.view.output_dir or (run.outputs[0] if run.outputs else None)
     for folder in run.outputs:
         if folder == current or not os.path.isdir(folder) or os.path.islink(folder):
             continue
         pattern = _pattern(run)
         empty = pattern is None or checkpoints.newest_checkpoint(folder, pattern) is None
-        if run.view.state == "done" or (empty and pattern is not None):
-            why = "which is done" if run.view.state == "done" else "without a checkpoint"
-            yield CleanupItem(folder, "attempt", f"an earlier try of {run.view.name}, {why}", disk_size(folder))
+        if run.view.state == "completed" or (empty and pattern is not None):
+            why = "which completed" if run.view.state == "completed" else "without a checkpoint"
+            yield CleanupItem(folder, "attempt", f"an earlier attempt of {run.view.name}, {why}", disk_size(folder))
 
 
 def _old_checkpoints(run: RunDirectories, keep: int, gone: Sequence[str]) -> Iterator[CleanupItem]:
@@ -188,7 +191,7 @@ def stale_snapshots(home: str, views: Mapping[str, RunView], *, older_than_s: fl
         age_s = now_s - os.stat(path).st_mtime
         if name in wanted or age_s < older_than_s:
             continue
-        what = "half of a snapshot" if ".tmp-" in name else "code that no live run executes"
+        what = "half of a snapshot" if ".tmp-" in name else "code that no active run executes"
         found.append(CleanupItem(path, "snapshot", f"{what}, last used {format_duration(age_s)} ago", disk_size(path)))
     return found
 
@@ -207,6 +210,40 @@ def _used_snapshots(home: str, views: Mapping[str, RunView]) -> Iterator[str]:
             continue
         if any(name not in views or views[name].state not in FINAL_STATES for name in submission.runs):
             yield os.path.relpath(submission.code, root).split(os.sep)[0]
+
+
+def unused_objects(home: str, views: Mapping[str, RunView], *, older_than_s: float, now_s: float) -> list[CleanupItem]:
+    """Pickles and records of calls that only completed runs name, or none, and that were last stored some time ago."""
+    paths = sorted(glob.glob(os.path.join(glob.escape(layout.objects_dir(home)), "*", "*")))
+    wanted = _used_objects(home, views) if paths else None
+    found: list[CleanupItem] = []
+    if wanted is None:
+        return found
+    for path in paths:
+        age_s = now_s - os.stat(path).st_mtime
+        digest, is_whole = os.path.splitext(os.path.basename(path))[0], TEMP_MARK not in path
+        if is_whole and digest not in wanted and age_s >= older_than_s:
+            reason = f"a call or argument that no run needs, last submitted {format_duration(age_s)} ago"
+            found.append(CleanupItem(path, "object", reason, disk_size(path)))
+    return found
+
+
+def _used_objects(home: str, views: Mapping[str, RunView]) -> frozenset[str] | None:
+    """Digests that a run names which has not completed; None if a record cannot be read, which might name any."""
+    reader, wanted = RunReader(home), set[str]()
+    for name, view in views.items():
+        try:
+            spec = reader.spec(name) if view.state != "completed" else None
+            if spec is None or not spec.function:
+                continue
+            wanted.update(word.partition("=")[2] for word in spec.args)
+            record = Path(spec.command[-1])
+            wanted.add(record.stem)
+            if record.is_file():
+                wanted.add(json.loads(record.read_bytes()).get("function", ""))
+        except (DamagedRecord, OSError, ValueError):
+            return None
+    return frozenset(wanted)
 
 
 def temporary_files(home: str, *, now_s: float) -> list[CleanupItem]:
@@ -250,14 +287,14 @@ def _expand_base(base: str | None) -> str | None:
         return None
 
 
-def move_staged_data(path: str, goal: str) -> bool:
+def move_staged_data(path: str, dest: str) -> bool:
     """Take a staged data set out of the cache, unless somebody uses or copies it at this moment."""
     root, name = cache.CacheRoot(os.path.dirname(os.path.dirname(path))), os.path.basename(path)
     use, copy = cache.FileLock(root.folder("use", name)), cache.FileLock(root.folder("locks", name))
     try:
         if not (use.take(True) and copy.take(True)):
             return False
-        os.rename(path, goal)
+        os.rename(path, dest)
         return True
     finally:
         copy.close()

@@ -18,25 +18,31 @@ COMMANDS: dict[str, dict[str, str]] = {
         "demo": "run a small example on this machine, no Slurm needed",
         "shell": "print the path of the bash functions that experiment scripts source",
         "sandbox": "a real Slurm cluster on this machine: up, down, status",
+        "connect": "open the connection to a cluster over ssh; the only command that may ask for a password",
         "completion": "lines that let bash, zsh or fish complete commands and runs",
     },
     "run": {
-        "plan": "show the runs, requests and scripts of an experiment; change nothing",
-        "submit": "submit an experiment script, or a folder of them, exactly once",
+        "plan": "show runs, requests and scripts without submitting",
+        "submit": "submit a batch script, a command or an experiment, exactly once",
         "run": "submit, then follow to the end",
         "pack": "run many commands in one allocation, a few at a time, longest first",
         "generate": "write a batch script from flags, for plain sbatch",
         "resume": "continue a run from its newest checkpoint, in its own folder",
-        "retry": "start runs that ended badly once more, with other resources if asked",
-        "cancel": "stop runs that are queued or running",
+        "retry": "start failed runs again, with other resources if asked",
+        "adopt": "make runs of jobs that shoal did not submit; nothing about the jobs changes",
+        "cancel": "stop runs that are waiting, pending or running",
+        "budget": "limits of jobs, GPUs and attempts for the project, a step or an experiment",
     },
     "look": {
         "status": "what every run is doing",
-        "why": "why a run waits, or what it died of",
+        "why": "why a run waits, or why it failed",
         "watch": "follow runs to their end, full-screen or line by line",
         "logs": "what runs printed, and the errors among it",
+        "attach": "a shell inside the allocation of a running run",
+        "forward": "a port of a running run's node on this machine: TensorBoard, Jupyter",
         "results": "metrics over seeds: mean, deviation, count, and who is missing",
         "report": "what an experiment cost, wasted and brought: text, HTML, CSV",
+        "search": "best trials of a search, and their export for Optuna",
         "ui": "a page in the browser: runs, live logs, metrics, reports",
     },
     "check": {
@@ -46,17 +52,36 @@ COMMANDS: dict[str, dict[str, str]] = {
         "clusters": "cluster profiles: list, show, detect, test_profile",
     },
     "data": {
-        "data": "few big files next to the GPU: pack, verify, info, unpack, stage, bench, advise",
+        "data": "Shard, verify, stage and benchmark datasets",
+    },
+    "agents": {
+        "mcp": "Serve runs, logs, plans and results to an AI agent (Model Context Protocol)",
     },
 }
 
 
 #: Commands that finish their work even if their output cannot be written. `submit`, `resume`, `retry` and `run` do so
 #: themselves: they print while they work, and `run` ends when its output is closed.
-FAILSAFE_COMMANDS = frozenset({"cancel", "clean", "clusters", "data", "generate", "init", "pack", "switch"})
+FAILSAFE_COMMANDS = frozenset(
+    {"adopt", "budget", "cancel", "clean", "clusters", "data", "generate", "init", "pack", "switch"}
+)
 #: Commands that change something unless --dry-run is given; refused in a script that is only read.
 ACTING_COMMANDS = frozenset(
-    {"cancel", "clean", "demo", "init", "pack", "resume", "retry", "run", "sandbox", "submit", "switch"}
+    {
+        "adopt",
+        "budget",
+        "cancel",
+        "clean",
+        "demo",
+        "init",
+        "pack",
+        "resume",
+        "retry",
+        "run",
+        "sandbox",
+        "submit",
+        "switch",
+    }
 )
 
 
@@ -100,7 +125,7 @@ def _dispatch(words: list[str]) -> int:
 
         raise InputError(f"there is no command {name!r}{_nearest_command(name)}", hint="shoal --help")
     if name in ACTING_COMMANDS and os.environ.get("SHOAL_COLLECT") and "--dry-run" not in words:
-        from shoal.describe import refuse_while_collecting
+        from shoal.api import refuse_while_collecting
 
         refuse_while_collecting(f"shoal {name}", os.environ)
     from shoal.cli.parser import CommandParser
@@ -109,6 +134,11 @@ def _dispatch(words: list[str]) -> int:
     parser = CommandParser(f"shoal {name}", module.__doc__)
     module.configure(parser)
     args = parser.parse_args(words[1:])
+    if getattr(args, "on", None) or os.environ.get("SHOAL_ON"):
+        from shoal.cli.over_ssh import run_over_ssh
+
+        if (code := run_over_ssh(name, words[1:], args)) is not None:
+            return code
     if name not in FAILSAFE_COMMANDS:
         return module.run(args) or 0
     from shoal.kernel import failsafe_output
@@ -127,8 +157,8 @@ def _help_text() -> str:
 
 
 def _print_error(error: Exception, *, as_json: bool) -> int:
+    from shoal.api import as_disk_error
     from shoal.errors import ShoalError
-    from shoal.observe import as_disk_error
 
     if isinstance(error, OSError) and (disk := as_disk_error(error)) is not None:
         error = disk

@@ -107,9 +107,8 @@ def _values(cluster: Cluster) -> dict[str, dict[str, Any]]:
             for name, sourced in cluster.layer.values.items()
             if name == key or name.startswith(f"{key}.")
         }
-        default = (
-            None if key == "match" else getattr(cluster, key, None) or None
-        )  # a table: its keys are written or not
+        is_table = key in ("match", "price", "ssh")  # whose keys are written or not
+        default = None if is_table else getattr(cluster, key, None) or None
         found.update(written or {key: {"value": default, "origin": "default"}})
     if cluster.network:
         preset = NETWORKS[cluster.network]
@@ -203,10 +202,10 @@ def _test_request(project: Project, cluster: Cluster, gpu_type: str | None) -> d
     check = check_with_sbatch(options, os.environ, timeout_s=30.0)
     if check.problem is not None:
         raise check.problem
-    said = " ".join(check.text.split()).removeprefix("sbatch: ").removeprefix("error: ")
+    answer = " ".join(check.text.split()).removeprefix("sbatch: ").removeprefix("error: ")
     if check.accepted is None:
-        raise SchedulerError(f"Slurm does not answer: {said}", hint="scontrol ping")
-    return {"options": options, "ok": check.accepted, "answer": said}
+        raise SchedulerError(f"Slurm does not answer: {answer}", hint="scontrol ping")
+    return {"options": options, "ok": check.accepted, "answer": answer}
 
 
 def _format_value(value: Any) -> str:

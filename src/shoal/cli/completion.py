@@ -8,7 +8,7 @@ shoal completion fish > ~/.config/fish/completions/shoal.fish
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,21 +18,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.errors import InputError, ShoalError
+    from shoal.errors import InputError
 
     if args.complete is None:
         if len(args.words) != 1 or args.words[0] not in SHELL_SCRIPTS:
             raise InputError("which shell: bash, zsh or fish?", hint='eval "$(shoal completion bash)"')
         print(SHELL_SCRIPTS[args.words[0]], end="")
         return 0
-    from shoal.describe import home_here
+    print("\n".join(candidates(args.words, args.complete, _runs_here)))
+    return 0
+
+
+def _runs_here() -> list[str] | None:
+    from shoal.api import run_names
+    from shoal.errors import ShoalError
 
     try:
-        home = home_here()
+        return run_names()
     except ShoalError:
-        home = None
-    print("\n".join(candidates(args.words, args.complete, home)))
-    return 0
+        return None
 
 
 #: Commands whose words are runs or experiments, and those whose words are files.
@@ -64,8 +68,9 @@ complete -c shoal -a '(__shoal_complete)'
 }
 
 
-def candidates(words: Sequence[str], at: int, home: str | None) -> list[str]:
-    """Words that fit at place `at` of a command line (0 is `shoal` itself); none means files, which the shell knows."""
+def candidates(words: Sequence[str], at: int, list_runs: Callable[[], list[str] | None]) -> list[str]:
+    """Words that fit at place `at` of a command line (0 is `shoal` itself); none means files, which the shell knows.
+    `list_runs` gives all runs, or None where no project is."""
     from shoal.cli import COMMANDS
 
     commands = [name for group in COMMANDS.values() for name in group]
@@ -76,21 +81,20 @@ def candidates(words: Sequence[str], at: int, home: str | None) -> list[str]:
     if command not in commands:
         return []
     before = words[at - 1]
-    if before in ("--state", "--columns"):
+    if before in ("--state", "--cause", "--columns"):
         return _list_items(current, before)
     if current.startswith("-"):
         return [flag for flag in _command_flags(command) if flag.startswith(current)]
-    if command in _RUN_COMMANDS and home is not None:
-        return _run_names(home, current)
-    return []
+    names = list_runs() if command in _RUN_COMMANDS else None
+    return [] if names is None else _run_names(names, current)
 
 
 def _list_items(current: str, flag: str) -> list[str]:
     """One more name of a comma-separated list."""
-    if flag == "--state":
-        from shoal.model import RUN_STATES, STATE_GROUPS
+    if flag in ("--state", "--cause"):
+        from shoal.model import CAUSES, RUN_STATES, STATE_GROUPS
 
-        names: Sequence[str] = (*RUN_STATES, *STATE_GROUPS)
+        names: Sequence[str] = CAUSES if flag == "--cause" else tuple(dict.fromkeys((*RUN_STATES, *STATE_GROUPS)))
     else:
         from shoal.views import COLUMNS_BY_NAME
 
@@ -110,10 +114,7 @@ def _command_flags(command: str) -> list[str]:
     return sorted(flag for flag in found if flag.startswith("--"))
 
 
-def _run_names(home: str, current: str) -> list[str]:
-    from shoal.observe import run_names
-
-    names = run_names(home)
+def _run_names(names: Sequence[str], current: str) -> list[str]:
     experiments = list(dict.fromkeys(name.split("/")[0] for name in names))
     if "/" in current:
         return [name for name in names if name.startswith(current)][:_MAX_RUNS]

@@ -1,7 +1,7 @@
-"""Data next to the GPU: pack a data set into few big files, stage it once per node, check and measure it.
+"""Data next to the GPU: write a dataset as few big files (shards), stage it once per node, check and measure it.
 
-shoal data pack images/ data/imagenet --dry-run     how many shards, and how long
-shoal data pack images/ data/imagenet               class folders, or a .csv/.jsonl/.txt list of files
+shoal data shard images/ data/imagenet --dry-run     how many shards, and how long
+shoal data shard images/ data/imagenet               class folders, or a .csv/.jsonl/.txt list of files
 shoal data verify data/imagenet
 shoal data stage data/imagenet -- python train.py   in a job: SHOAL_DATA is the copy on this node
 shoal data bench --storage . --scratch /scratch     folder, tar and shards on your own storage
@@ -22,7 +22,7 @@ from shoal.cli.parser import CommandParser
 if TYPE_CHECKING:
     from shoal.views import ProgressLine
 
-_ACTIONS = "pack|verify|info|unpack|stage|bench|advise"
+_ACTIONS = "shard|verify|info|unpack|stage|bench|advise"
 
 
 class _SplitAtDashes(CommandParser):
@@ -39,13 +39,13 @@ class _SplitAtDashes(CommandParser):
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar=_ACTIONS, parser_class=_SplitAtDashes)
     for name, text, set_up in (
-        ("pack", "turn a folder or list of files into shards", _configure_pack),
-        ("verify", "compare every shard with its checksum", _configure_verify),
-        ("info", "what is in a data set, or in shards made elsewhere", _configure_path),
-        ("unpack", "files again, as they were", _configure_unpack),
-        ("stage", "copy to node-local disk, once per node, and run a command with it", _configure_stage),
-        ("bench", "measure folder, tar and shards on your own storage", _configure_bench),
-        ("advise", "loader or model: which one waits for the other", _configure_advise),
+        ("shard", "Write a directory or a list of files as shards", _configure_shard),
+        ("verify", "Compare every shard with its checksum", _configure_verify),
+        ("info", "Describe a dataset, or shards made by other tools", _configure_path),
+        ("unpack", "Restore the original files", _configure_unpack),
+        ("stage", "Copy a dataset to node-local disk once per node, and run a command with it", _configure_stage),
+        ("bench", "Compare files, tar and shards on your storage", _configure_bench),
+        ("advise", "Tell whether the data loader or the model is the bottleneck", _configure_advise),
     ):
         action = actions.add_parser(name, help=text, description=text)
         set_up(action)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int | None:
 
 
 def _refuse_unused_flags(args: argparse.Namespace) -> None:
-    if args.action == "pack":
+    if args.action == "shard":
         refuse_unused_flags(args, args.no_shuffle, "with --no-shuffle", "--seed")
         refuse_unused_flags(args, os.path.isdir(args.source), "on a folder; it is for lists", "--path-column")
         refuse_unused_flags(args, os.path.isfile(args.source), "on a list, whose lines are the samples", "--group")
@@ -82,55 +82,78 @@ def _refuse_unused_flags(args: argparse.Namespace) -> None:
 
 
 def _configure_path(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", help="a data set's folder or manifest, or tar or TFRecord shards")
+    parser.add_argument("path", metavar="PATH", help="Dataset directory or manifest, or tar or TFRecord shards")
 
 
-def _configure_pack(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="a folder, or a list: .csv, .tsv, .jsonl with a column path, or .txt")
-    parser.add_argument("goal", help="the data set's folder, which comes into being when all is done")
-    parser.add_argument("--format", default="tar", choices=("tar", "tfrecord", "squashfs"), help="default: tar")
-    parser.add_argument("--shard-size", type=float, default=128, metavar="MB", help="default: 128")
-    parser.add_argument("--first-shard", type=float, default=8, metavar="MB", help="small, to start early (default: 8)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of samples (default: 0)")
-    parser.add_argument("--no-shuffle", action="store_true", help="keep the order of names")
+def _configure_shard(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--group", default="file", choices=("file", "stem"), help="a sample is a file, or all of a stem"
+        "source",
+        metavar="SOURCE",
+        help="Directory, or a list of files: .csv, .tsv or .jsonl with a column path, or .txt",
+    )
+    parser.add_argument("dest", metavar="DEST", help="Output directory; appears only when complete")
+    parser.add_argument(
+        "--format", default="tar", choices=("tar", "tfrecord", "squashfs"), help="Shard format (default: tar)"
+    )
+    parser.add_argument("--shard-size", type=float, default=128, metavar="MB", help="Shard size in MB (default: 128)")
+    parser.add_argument(
+        "--first-shard",
+        type=float,
+        default=8,
+        metavar="MB",
+        help="Size of the first shard in MB; small, so training starts early (default: 8)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="Shuffle seed (default: 0)")
+    parser.add_argument("--no-shuffle", action="store_true", help="Keep the order of names")
+    parser.add_argument(
+        "--group",
+        default="file",
+        choices=("file", "stem"),
+        help="A sample is one file, or all files of a stem (default: file)",
     )
     parser.add_argument(
         "--label",
         default="auto",
         choices=("auto", "folder", "parent", "none"),
-        help="class of a file: its top folder, its own folder, or none (default: auto: top folders, if that is clear)",
+        help="Class of a file: its top directory, its own directory, or none (default: auto, top directories if clear)",
+    )
+    parser.add_argument("--split", metavar="NAME", help="Split (train, val, ...) of the source to use; all mixes them")
+    parser.add_argument(
+        "--include", action="append", default=[], metavar="GLOB", help="Use only matching files, such as '*.jpg'"
     )
     parser.add_argument(
-        "--split", metavar="NAME", help="pack this split (train, val, ...) of the source; all mixes them"
+        "--exclude", action="append", default=[], metavar="GLOB", help="Exclude matching files, such as '*.txt'"
     )
-    parser.add_argument("--include", action="append", default=[], metavar="GLOB", help="pack only files like '*.jpg'")
-    parser.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="leave out files like '*.txt'")
-    parser.add_argument("--path-column", metavar="NAME", help="the column of a list that names the file")
-    parser.add_argument("--skip-bad", action="store_true", help="leave unreadable files out and list them")
-    parser.add_argument("--overwrite", action="store_true", help="replace a data set when the new one is complete")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
-    parser.add_argument("--name", help="the data set's name (default: the folder's)")
-    parser.add_argument("--dry-run", action="store_true", help="say how many shards and how long, write nothing")
+    parser.add_argument("--path-column", metavar="NAME", help="Column of a list that names the file (default: path)")
+    parser.add_argument("--skip-bad", action="store_true", help="Skip unreadable files and list them")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="Replace an existing dataset once the new one is complete"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="Number of processes (default: one per core)")
+    parser.add_argument("--name", help="Dataset name (default: name of DEST)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Show the number of shards and the expected time without writing"
+    )
 
 
 def _configure_verify(parser: argparse.ArgumentParser) -> None:
     _configure_path(parser)
-    parser.add_argument("--quick", action="store_true", help="compare sizes only")
+    parser.add_argument("--quick", action="store_true", help="Compare sizes only")
 
 
 def _configure_unpack(parser: argparse.ArgumentParser) -> None:
     _configure_path(parser)
-    parser.add_argument("goal", help="a folder that does not exist yet")
+    parser.add_argument("dest", metavar="DEST", help="Output directory; must not exist yet")
 
 
 def _configure_stage(parser: argparse.ArgumentParser) -> None:
     _configure_path(parser)
     parser.add_argument(
-        "--scratch", metavar="FOLDER", help="node-local disk (default: $SHOAL_SCRATCH, $SLURM_TMPDIR, ...)"
+        "--scratch", metavar="FOLDER", help="Node-local disk (default: $SHOAL_SCRATCH, $SLURM_TMPDIR, ...)"
     )
-    parser.add_argument("--limit", metavar="SIZE", help="most that the cache may hold, such as 200G")
+    parser.add_argument(
+        "--limit", metavar="SIZE", help="Maximum size of the cache, such as 200G (default: $SHOAL_SCRATCH_LIMIT)"
+    )
     parser.add_argument(
         "--wait",
         default="all",
@@ -138,13 +161,15 @@ def _configure_stage(parser: argparse.ArgumentParser) -> None:
         help="start the command when all shards are there, or at the first one, which only programs that read with "
         "shoal.data can do (default: all)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="that copy (default: 8; 16 for small files)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="Number of copy threads (default: 8, or 16 for small files)"
+    )
     parser.epilog = "-- COMMAND runs with SHOAL_DATA and SHOAL_DATA_<NAME> set to the folder."
 
 
 def _configure_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--storage", default=".", metavar="FOLDER", help="on the storage to measure (default: here)")
-    parser.add_argument("--scratch", metavar="FOLDER", help="node-local disk (default: $SHOAL_SCRATCH, $TMPDIR, /tmp)")
+    parser.add_argument("--scratch", metavar="FOLDER", help="Node-local disk (default: $SHOAL_SCRATCH, $TMPDIR, /tmp)")
     parser.add_argument("--files", type=int, default=1000, metavar="N", help="default: 1000")
     parser.add_argument("--file-size", type=int, default=100, metavar="KB", help="default: 100")
     parser.add_argument("--readers", default="1,4", metavar="N,M", help="how many at once (default: 1,4)")
@@ -169,7 +194,7 @@ def _configure_advise(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "-- COMMAND is a PyTorch training, which is watched for some batches and then ended."
 
 
-def _pack(args: argparse.Namespace) -> None:
+def _shard(args: argparse.Namespace) -> None:
     from shoal.data import ShardSettings, shard_dataset
     from shoal.views import data as views
 
@@ -190,17 +215,17 @@ def _pack(args: argparse.Namespace) -> None:
         from shoal.data import estimate_sharding
 
         return views.print_estimate(estimate_sharding(args.source, settings, workers=args.workers), args)
-    with _progress_line("packing", args) as progress:
-        packed = shard_dataset(
+    with _progress_line("sharding", args) as progress:
+        sharded = shard_dataset(
             args.source,
-            args.goal,
+            args.dest,
             settings,
             workers=args.workers,
             overwrite=args.overwrite,
             name=args.name,
             progress=progress,
         )
-    return views.print_sharded(packed, args)
+    return views.print_sharded(sharded, args)
 
 
 def _verify(args: argparse.Namespace) -> None:
@@ -224,7 +249,7 @@ def _unpack(args: argparse.Namespace) -> None:
     from shoal.views import data as views
 
     with _progress_line("unpacking", args) as progress:
-        unpacked = extract_dataset(args.path, args.goal, progress=progress)
+        unpacked = extract_dataset(args.path, args.dest, progress=progress)
     views.print_extracted(unpacked, args)
 
 
@@ -277,7 +302,7 @@ def _advise(args: argparse.Namespace) -> None:
     elif args.step_time is not None and delivery is not None:
         prep_s = args.batch / delivery.prep_per_s
         times = advise.BatchTimes(args.step_time, prep_s, args.batch, args.workers, None, delivery.cpu_share)
-        times = times._replace(contention=delivery.contention, data="staged" if delivery.staged else "packed")
+        times = times._replace(contention=delivery.contention, data="staged" if delivery.staged else "sharded")
     else:
         raise InputError(
             "nothing says how fast the model is",

@@ -36,7 +36,7 @@ _EXPERIMENT = "experiments/001_example"
 #: What is told, what is typed, and the exit code that it must have.
 DEMO_STEPS: tuple[tuple[str, tuple[str, ...], dict[str, str], int], ...] = (
     (
-        "A pre-training that dies half-way: its state, cause and log are kept.",
+        "A pre-training that fails half-way: its state, reason and log are kept.",
         ("bash", f"{_EXPERIMENT}/000_pretrain1_0.sh"),
         {"CRASH_AT": "25"},
         1,
@@ -44,7 +44,7 @@ DEMO_STEPS: tuple[tuple[str, tuple[str, ...], dict[str, str], int], ...] = (
     ("", ("shoal", "status"), {}, 0),
     ("Resume it: same name, same folder, from its newest checkpoint.", ("shoal", "resume", "000_pretrain1_0"), {}, 0),
     (
-        "Now the whole experiment. What is done is left alone; three seeds of post-training start from the newest\n"
+        "Now the whole experiment. Completed runs are left alone; three seeds of post-training start from the newest\n"
         "checkpoint of the pre-training, named and not pasted, and each is evaluated.",
         ("shoal", "submit", _EXPERIMENT),
         {},

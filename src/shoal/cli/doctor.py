@@ -1,7 +1,8 @@
 """Check batch scripts before they cost a place in the queue: any sbatch script, an experiment of ours, or a folder.
 
   shoal doctor train.sh
-  shoal doctor scripts/ --fix
+  shoal doctor scripts/ --ignore N01,R09 --baseline known.json
+  shoal doctor train.sh --fix --smoke
   shoal doctor train.sh --explain --batch-size 22 --lr 1e-4 --workers 8
   shoal doctor --explain --framework lightning --nodes 2 --gpus 8 --batch-size 22
 
@@ -12,16 +13,29 @@ Exit code 3 when there are errors (with --strict: or warnings). docs/doctor.md e
 from __future__ import annotations
 
 import argparse
-import getpass
-import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.cli.options import add_output, refuse_unused_flags
+
+if TYPE_CHECKING:
+    from shoal.api import DoctorReport, TrainingInputs
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="*", type=Path, help="a batch script, an experiment script, or a folder of them")
-    parser.add_argument("--fix", action="store_true", help="write NAME.fixed.sh beside each script, where that is safe")
+    parser.add_argument("--fix", action="store_true", help="Write a corrected copy NAME.fixed.sh beside each script")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="With --fix: run the copy as a Slurm job for a few steps and compare its world size with its GPUs",
+    )
+    parser.add_argument(
+        "--select", action="append", default=[], metavar="CODES", help="Report only these codes, such as G,S02"
+    )
+    parser.add_argument("--ignore", action="append", default=[], metavar="CODES", help="Do not report these codes")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="Do not report the findings in this file")
+    parser.add_argument("--write-baseline", type=Path, metavar="FILE", help="Write all findings to this file as known")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors for the exit code")
     parser.add_argument("--no-cluster", action="store_true", help="do not ask Slurm")
     parser.add_argument("--explain", action="store_true", help="show processes, devices, batch size and memory")
@@ -38,54 +52,56 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.doctor import TrainingInputs, check_scripts, explain_facts, find_files, write_fixed
+    from shoal import api
     from shoal.views import doctor as view
 
+    _refuse_flags_without_effect(args)
+    inputs = api.TrainingInputs(args.batch_size, args.lr, args.workers)
+    if not args.file:
+        return _explain_launch(args, inputs)
+    options = api.DoctorOptions(
+        args.select, args.ignore, args.baseline, not args.no_cluster, args.explain, args.fix, args.smoke
+    )
+    report = api.doctor(args.file, options, inputs)
+    if args.write_baseline is not None:
+        return _write_baseline(args.write_baseline, report)
+    if args.json:
+        view.show_document(view.findings_document(*report))
+    else:
+        view.show_geometry(report.explained)
+        view.show_findings(report.checked, quiet=args.quiet, fixed=report.fixed)
+    return 3 if report.is_bad(strict=args.strict) else 0
+
+
+def _refuse_flags_without_effect(args: argparse.Namespace) -> None:
     about = ("--framework", "--nodes", "--gpus", "--cpus")
+    files = ("--fix", "--strict", "--no-cluster", "--select", "--ignore", "--baseline", "--write-baseline", "--smoke")
     refuse_unused_flags(args, bool(args.file), "with a file, which says it itself", *about)
     refuse_unused_flags(args, not args.explain, "without --explain", *about)
-    refuse_unused_flags(args, not args.file, "without a file", "--fix", "--strict", "--no-cluster")
-    inputs = TrainingInputs(args.batch_size, args.lr, args.workers)
-    if not args.file:
-        return _construct_launch(args, inputs)
-    ask = not args.no_cluster
-    examined, cluster = check_scripts(
-        find_files(args.file), os.environ, user=getpass.getuser(), ask=ask, inputs=inputs, steps=_project_steps()
-    )
-    explained = (
-        [(one.script.path, found) for one in examined for found in explain_facts(one.facts)] if args.explain else []
-    )
-    fixed = [found for one in examined if (found := write_fixed(one)) is not None] if args.fix else []
-    if args.json:
-        view.show_document(view.findings_document(examined, cluster, explained, fixed))
-    else:
-        view.show_geometry(explained)
-        view.show_findings(examined, quiet=args.quiet, fixed=fixed)
-    bad = ("error", "warning") if args.strict else ("error",)
-    return 3 if any(finding.severity in bad for one in examined for finding in one.findings) else 0
+    refuse_unused_flags(args, not args.file, "without a file", *files)
+    refuse_unused_flags(args, not args.fix, "without --fix", "--smoke")
+    refuse_unused_flags(args, args.no_cluster, "with --no-cluster", "--smoke")
+    refuse_unused_flags(args, args.write_baseline is not None, "with --write-baseline", "--fix", "--baseline")
 
 
-def _construct_launch(args: argparse.Namespace, inputs: object) -> int:
-    from shoal.doctor import TrainingInputs, construct_launch, facts_without_script
+def _write_baseline(path: Path, report: DoctorReport) -> int:
+    from shoal import api
+    from shoal.units import plural
+
+    print(f"wrote {path} with {plural(api.write_baseline(path, report), 'finding')}")
+    return 0
+
+
+def _explain_launch(args: argparse.Namespace, inputs: TrainingInputs) -> int:
+    from shoal import api
     from shoal.errors import InputError
     from shoal.views import doctor as view
 
-    if not args.explain or args.framework is None or args.gpus is None or not isinstance(inputs, TrainingInputs):
+    if not args.explain or args.framework is None or args.gpus is None:
         raise InputError("name a script or a folder", hint="shoal doctor train.sh")
-    found = construct_launch(args.framework, args.nodes, args.gpus, facts_without_script(inputs), args.cpus)
+    found = api.explain_launch(args.framework, nodes=args.nodes, gpus=args.gpus, cpus=args.cpus, inputs=inputs)
     if args.json:
         view.show_document(view.findings_document([], None, [("", found)]))
     else:
         view.show_geometry([(args.framework, found)])
     return 0
-
-
-def _project_steps() -> frozenset[str]:
-    """The step functions of the project that we stand in, if any; its mistakes are not the doctor's business here."""
-    from shoal.cli.options import current_project
-    from shoal.errors import ShoalError
-
-    try:
-        return frozenset(current_project().steps)
-    except ShoalError:
-        return frozenset()

@@ -6,6 +6,7 @@ shoal logs 001_example -n 3            the last lines of every run, with its nam
 shoal logs 004_ddp_0 --rank 3          a rank of a launch; --rank all, --replica 1, --replica 1 --rank all
 shoal logs --errors                    what went wrong, once for all runs with the same error
 shoal logs 000_pretrain_0 --path
+shoal logs 265438 -f                   any job that Slurm knows, also one that shoal did not submit
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import refuse_unused_flags
-from shoal.describe import home_here
+from shoal.cli.options import add_profile_flag, exit_on_sigterm_for_job, refuse_unused_flags
 
 if TYPE_CHECKING:
-    from shoal.views import logs
+    from shoal.views import FoundLogs
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="*", help="a run, several, an experiment, or a pattern")
+    parser.add_argument("run", metavar="RUN", nargs="*", help="a run, several, an experiment, a pattern, or a job id")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the runs end")
     parser.add_argument("-n", "--lines", type=int, default=200, help="how many of the last lines (default 200; 0: all)")
     parser.add_argument("--rank", type=_rank_number, metavar="N", help="this rank instead of rank 0, or all")
@@ -33,29 +33,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path", action="store_true", help="print the file's path instead of its content")
     parser.add_argument("--pager", action="store_true", help="open it at its end in $PAGER")
     parser.add_argument("--raw", action="store_true", help="as it was written: progress bars and escapes stay")
+    add_profile_flag(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="with --errors: names only")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.errors import InputError
-    from shoal.views import detect_screen, error_groups, logs, select_runs
+    from shoal import api
+    from shoal.views import detect_screen, error_groups
 
     _refuse_unused_flags(args)
-    home = home_here()
     if args.errors:
-        return error_groups.show_errors(
-            error_groups.group_errors(home, select_runs(home, args.run)),
-            detect_screen(),
-            as_json=args.json,
-            quiet=args.quiet,
-        )
-    if not args.run:
-        raise InputError("which run?", hint="shoal logs RUN   # or shoal logs --errors for all that failed")
-    sources = [source for name in select_runs(home, args.run) for source in _sources(home, name, args)]
+        return error_groups.show_errors(api.errors(args.run), detect_screen(), as_json=args.json, quiet=args.quiet)
+    if len(args.run) == 1:
+        exit_on_sigterm_for_job(args.run[0])
+    choice = api.LogChoice(args.replica, args.rank, args.attempt, args.all, args.slurm, strict=not args.follow)
+    with api.open_logs(args.run, choice) as found:
+        return _show(args, found)
+
+
+def _show(args: argparse.Namespace, found: FoundLogs) -> int:
+    from shoal.views import detect_screen, logs
+
     if args.json:
-        return logs.show_logs_json(sources, args.lines)
-    paths = [path for source in sources for path in source.paths]
+        return logs.show_logs_json(found.sources, args.lines)
+    paths = [path for source in found.sources for path in source.paths]
     if args.path:
         print("\n".join(paths))
         return 0
@@ -63,19 +65,11 @@ def run(args: argparse.Namespace) -> int:
         return logs.open_pager(paths)
     form = logs.format_for(detect_screen(), lines=args.lines, raw=args.raw)
     if args.follow:
+        from shoal.api import observe_and_follow_up
         from shoal.views import follow_output
 
-        return follow_output(home, sources, form)
-    return logs.show_logs(sources, form)
-
-
-def _sources(home: str, run: str, args: argparse.Namespace) -> list[logs.LogSource]:
-    from shoal.views import RankSelection, logs
-
-    pick = RankSelection(args.replica, args.rank)
-    if args.slurm or (args.all and pick == RankSelection()):
-        return [logs.find_logs(home, run, slurm=args.slurm, every=args.all)]
-    return logs.find_rank_logs(home, run, pick, attempt=args.attempt, every=args.all, strict=not args.follow)
+        return follow_output(found.home, found.sources, form, observe_runs=observe_and_follow_up)
+    return logs.show_logs(found.sources, form)
 
 
 def _refuse_unused_flags(args: argparse.Namespace) -> None:

@@ -6,24 +6,22 @@
   shoal pack --on slurm --gpus 4 --set seed=0:99:1 -- python train.py --seed {seed}
 
 Here, or as one Slurm job (--on; --pilots K for several small ones). Each command is a run: it has a name, a folder, a
-log and an end, `shoal status` shows it, and the same command line run again continues with what is not done. Ctrl-C
-once lets running ones finish, twice stops them.
+log and an end, and `shoal status` shows it. The same command line again continues with runs that have not completed.
+Ctrl-C once lets running ones finish, twice stops them.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from shoal.cli.options import (
+    add_command_id,
     add_output,
     add_pack_flags,
     add_profile_flag,
-    add_request,
     add_sweep,
-    chosen_cluster,
     pack_options,
     refuse_unused_flags,
 )
@@ -39,21 +37,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_sweep(parser)
     parser.add_argument("--cost", metavar="EXPR", help="relative duration, such as depth or depth*width")
     parser.add_argument("--name", metavar="NAME", help="what the runs belong to (default: pack_ and the script's name)")
-    parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
-    parser.add_argument("--dry-run", action="store_true", help="show the runs and the order, and stop")
+    parser.add_argument("--rerun", action="store_true", help="Run completed runs again in a new output directory")
+    parser.add_argument("--dry-run", action="store_true", help="Show the runs and their order without starting them")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
     for form in ("png", "pdf", "svg"):
         parser.add_argument(
             f"--{form}", type=Path, metavar="FILE", help=f"draw the timeline as {form.upper()} (needs shoal[plots])"
         )
     add_pack_flags(parser)
-    add_request(parser)
+    add_command_id(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.describe import project_or_bare
-    from shoal.submit import submit_pack
+    from shoal import api
 
     pictures: dict[Format, Path | None] = {"png": args.png, "pdf": args.pdf, "svg": args.svg}
     flag = next((f"--{form}" for form, path in pictures.items() if path), None)
@@ -61,25 +58,14 @@ def run(args: argparse.Namespace) -> int:
         from shoal.views import need_matplotlib
 
         need_matplotlib(flag)
-    project = project_or_bare(Path.cwd(), os.environ)
-    cluster = chosen_cluster(project, args.on or (None if args.gpus or args.pilots or args.nodes else "local"))
-    where = "on a pack that is submitted; when it is done: shoal report EXPERIMENT"
-    refuse_unused_flags(args, not cluster.is_local, where, "--csv", "--png", "--pdf", "--svg")
-    packed = submit_pack(
-        args.words,
-        project,
-        cluster,
-        os.environ,
-        sweep=(args.set, args.zip, args.seeds),
-        options=pack_options(args),
-        cost=args.cost,
-        name=args.name,
-        again=args.again,
-        dry_run=args.dry_run,
-        follow=not args.quiet and not args.json,
-        note=_ignore_note if args.quiet or args.json else _print_note,
-        request_id=args.request,
-    )
+    options = pack_options(args)
+    target = api.pack_target(options, on=args.on)
+    where = "on a pack that is submitted; when it has ended: shoal report EXPERIMENT"
+    refuse_unused_flags(args, not target.cluster.is_local, where, "--csv", "--png", "--pdf", "--svg")
+    quiet = args.quiet or args.json
+    commands = api.PackCommand(args.words, (args.set, args.zip, args.seeds), options, args.cost, args.name, args.rerun)
+    command = api.CommandOptions(follow=not quiet, dry_run=args.dry_run, command_id=args.command_id)
+    packed = api.pack(commands, target, note=_ignore_note if quiet else _print_note, command=command)
     from shoal.views import pack  # only now: the first run was not to wait for it
 
     pack.show_pack(packed, as_json=args.json, quiet=args.quiet, csv=args.csv, pictures=pictures)

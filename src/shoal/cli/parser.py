@@ -14,16 +14,23 @@ class CommandParser(argparse.ArgumentParser):
 
         more = {"formatter_class": formatter, "allow_abbrev": False, **more}
         super().__init__(prog=prog, description=description, **more)
+        self._words: list[str] = []
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, except that `flags` are what stands behind `--`, even if options stand before it."""
-        words = list(args)
-        if "--" not in words or all(action.dest != "flags" for action in self._actions):
+        """As argparse does it, except that `flags` or `command` are what stands behind `--`, even if options stand
+        before it."""
+        words = self._words = list(args)
+        behind = self._behind_dashes()
+        if "--" not in words or behind is None:
             return super().parse_args(words, namespace)
         end = words.index("--")
         found = super().parse_args(words[:end], namespace)
-        found.flags = words[end + 1 :]
+        setattr(found, behind, words[end + 1 :])
         return found
+
+    def _behind_dashes(self) -> str | None:
+        positional = (action.dest for action in self._actions if not action.option_strings)
+        return next((name for name in positional if name in ("flags", "command")), None)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does it; `given` on the result are the flags that were written, which a default does not tell."""
@@ -41,7 +48,22 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         from shoal.errors import InputError
 
+        if "unrecognized arguments" in message and (line := self._line_with_dashes()):
+            raise InputError(f"{self.prog}: {message}; a command begins after --", hint=line)
         raise InputError(f"{self.prog}: {message}{self._nearest_flag(message)}", hint=f"{self.prog} --help")
+
+    def _line_with_dashes(self) -> str | None:
+        """`shoal run --gpus 1 -- python train.py --lr 0.1` for somebody who left the dashes out."""
+        import os
+        import shlex
+        import shutil
+
+        if self._behind_dashes() != "command" or "--" in self._words:
+            return None
+        for index, word in enumerate(self._words):
+            if not word.startswith("-") and not os.path.exists(word) and shutil.which(word):
+                return shlex.join([*self.prog.split(), *self._words[:index], "--", *self._words[index:]])
+        return None
 
     def _nearest_flag(self, message: str) -> str:
         """For a flag that is misspelt: the one that was meant."""

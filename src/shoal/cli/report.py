@@ -4,6 +4,7 @@ shoal report 001_example
 shoal report last --html report.html     one file, no network needed to read it
 shoal report 001_example --md >> notes.md
 shoal report --csv > attempts.csv        one line per attempt of every run
+shoal report 001_example --check         compare the hours of each job with sacct
 shoal report 002_depth --png slots.png   GPUs against time; also --pdf and --svg (pip install 'shoal[plots]')
 """
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 
 from shoal.cli.options import add_output, refuse_unused_flags
-from shoal.describe import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("which", nargs="*", metavar="EXPERIMENT", help="only these (default: every run)")
+    parser.add_argument("which", nargs="*", metavar="EXPERIMENT", help="Runs or experiments to report (default: all)")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--html", metavar="FILE", help="write one self-contained HTML file; - is standard output")
     forms.add_argument("--md", action="store_true", help="print Markdown")
@@ -31,18 +31,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
             f"--{form}", metavar="FILE", help=f"draw GPUs or slots against time as {form.upper()} (needs shoal[plots])"
         )
     forms.add_argument("--csv", action="store_true", help="print CSV, one line per attempt")
+    forms.add_argument(
+        "--check", action="store_true", help="Compare each job with sacct; exit with code 1 if they differ"
+    )
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.views import gather_report
+    from shoal import api
 
     refuse_unused_flags(args, args.json, "with --json", "--html", "--md", "--png", "--pdf", "--svg", "--csv")
-    report = gather_report(home_here(), args.which)
-    if args.html:
-        from shoal.views import report_page
+    report = api.report(args.which)
+    if args.check:
+        from shoal.views import show_check
 
-        _write(args.html, report_page(report).encode(), quiet=args.quiet)
+        return show_check(api.check_hours(report), as_json=args.json, quiet=args.quiet)
+    if args.html:
+        _write(args.html, api.report_html(report).encode(), quiet=args.quiet)
     elif args.png or args.pdf or args.svg:
         _draw(report, {"png": args.png, "pdf": args.pdf, "svg": args.svg}, quiet=args.quiet)
     elif args.md or args.csv:

@@ -14,10 +14,8 @@ run's output folder, and from names that [steps.X] metrics = [...] declares and 
 from __future__ import annotations
 
 import argparse
-import os
 
-from shoal.cli.options import refuse_unused_flags
-from shoal.describe import home_here
+from shoal.cli.options import add_profile_flag, refuse_unused_flags
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,31 +32,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="VALUE",
         help="Count runs that have ended without the metric as VALUE, such as 0",
     )
-    parser.add_argument("--partial", action="store_true", help="count runs that are not done as well")
+    parser.add_argument("--partial", action="store_true", help="Count runs that have not completed as well")
     parser.add_argument("--all-params", action="store_true", help="show parameters that do not vary, and derived ones")
     parser.add_argument(
-        "--format", choices=("text", "csv", "json", "markdown", "latex"), default="text", help="text unless told"
+        "--format",
+        choices=("text", "csv", "json", "markdown", "latex"),
+        default="text",
+        help="Output format (default: text)",
     )
+    add_profile_flag(parser)
     parser.add_argument("--json", action="store_true", help="the same as --format json")
     parser.add_argument("-q", "--quiet", action="store_true", help="print names of groups alone")
 
 
 def run(args: argparse.Namespace) -> None:
-    refuse_unused_flags(args, args.json or args.quiet, "with --json or -q", "--format")
-    refuse_unused_flags(args, args.sort is None, "without --sort", "--descending")
-    from shoal.observe import tabulate
+    from shoal import api
     from shoal.views import results
 
-    runs, defaults, notes = results.gather_results(home_here(), args.which, os.environ, partial=args.partial)
-    table = tabulate(
-        runs,
+    refuse_unused_flags(args, args.json or args.quiet, "with --json or -q", "--format")
+    refuse_unused_flags(args, args.sort is None, "without --sort", "--descending")
+    table = api.results(
+        args.which,
         metrics=args.metric,
+        over=args.over,
         sort=args.sort,
         descending=args.descending,
-        all_params=args.all_params,
-        defaults=defaults,
-        over=args.over,
         missing_value=args.missing,
+        partial=args.partial,
+        all_params=args.all_params,
     )
-    table = table._replace(notes=[*notes, *table.notes])
     results.show_results(table, "json" if args.json else "names" if args.quiet else args.format)

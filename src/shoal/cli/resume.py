@@ -11,9 +11,8 @@ shoal resume outputs/training/001_example/000_pretrain_0/20261115_101500 -- --ti
 from __future__ import annotations
 
 import argparse
-import os
 
-from shoal.cli.options import add_output, add_profile_flag, add_request, chosen_cluster, current_project
+from shoal.cli.options import add_command_id, add_output, add_profile_flag
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,30 +25,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="Resume even if the program is not known to continue; keep a copy of the checkpoint",
     )
     parser.add_argument("--dry-run", action="store_true", help="show what it would continue from, and stop")
-    add_request(parser)
+    add_command_id(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from shoal import api
     from shoal.cli.submit import exit_code, result_printer
-    from shoal.describe import resumed_run
-    from shoal.submit import SubmitOptions, idempotency, submit_runs
 
-    project = current_project()
-    say = result_printer(args, ask=not args.yes)
-    asked = resumed_run(args.run, project, args.flags)
-    home, name = str(project.home), asked.run.spec.name
-    given = idempotency.find_order(home, "resume", [name], (args.on, args.flags), args.request, os.environ)
-    with say:
-        results = submit_runs(
-            [asked],
-            project,
-            chosen_cluster(project, args.on),
-            os.environ,
-            tell=say,
-            follow=not args.quiet,
-            how=SubmitOptions(sure=args.yes),
-            dry_run=args.dry_run,
-            given=None if args.dry_run else given,
-        )
-    return exit_code(results)
+    command = api.CommandOptions(follow=not args.quiet, dry_run=args.dry_run, command_id=args.command_id)
+    with result_printer(args, ask=not args.yes) as say:
+        return exit_code(api.resume(args.run, args.flags, sure=args.yes, on=args.on, tell=say, command=command))

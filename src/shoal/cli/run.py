@@ -1,9 +1,11 @@
-"""Submit an experiment script, or a folder of them, and follow it to the end.
+"""Submit batch scripts, a command or experiment files, and follow the runs to their end.
 
+  shoal run --gpus 1 --time 2h -- python train.py --lr 0.1
+  shoal run job.sbatch
   shoal run experiments/001_example/000_pretrain_0.sh
   shoal run experiments/002_depth --on local && shoal report 002_depth
 
-Exit code 0 if every run is done, 4 if one failed. Ctrl-C stops the following; runs on Slurm go on.
+Exit code 0 if every run completed, 4 if one failed. Ctrl-C stops the following; runs on Slurm go on.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import argparse
 import os
 
 from shoal.cli import submit
-from shoal.describe import home_here
 
 configure = submit.configure
 
 
 def run(args: argparse.Namespace) -> int:
+    from shoal import api
     from shoal.views import follow_to_end
 
     if args.dry_run:
@@ -27,4 +29,4 @@ def run(args: argparse.Namespace) -> int:
         say.submission_is_complete()
         if any(result.did == "ran" for result in results):
             return submit.exit_code(results)
-        return follow_to_end(home_here(), results, say, os.environ)
+        return follow_to_end(api.state_directory(), results, say, os.environ, observe_runs=api.observe_and_follow_up)

@@ -3,6 +3,7 @@
 eval "$(shoal sandbox up -q)"                 four nodes with four GPUs each; this shell's sbatch now goes there
 shoal sandbox up --name other --partitions a100:3d,cpu:12h --gpu-type a100
 shoal sandbox up --name books --accounting    with slurmdbd: accounts lab and small, QOS normal and high
+shoal sandbox up --name new --slurm 26.05     another release of Slurm than the installed one
 shoal sandbox status
 shoal sandbox down
 """
@@ -11,16 +12,17 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
 import time
 
-from shoal.cli.options import refuse_unused_flags
+from shoal.cli.options import exit_on_sigterm, refuse_unused_flags
 from shoal.sandbox import (
+    SUITES,
     Sandbox,
     SandboxSpec,
     SandboxStatus,
     check_sandbox_name,
+    default_slurm,
     load_sandbox,
     parse_partitions,
     parse_setting,
@@ -62,6 +64,12 @@ def _configure_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--accounting", action="store_true", help="MariaDB and slurmdbd, accounts, QOS, limits, sacct")
     up.add_argument("--hosts", action="store_true", help="nodes with an address and host name of their own (root)")
     up.add_argument("--cgroups", choices=("auto", "on", "off"), default="auto", help="memory limits that kill (root)")
+    up.add_argument(
+        "--slurm",
+        default=default_slurm(),
+        metavar="RELEASE",
+        help=f"{', '.join(SUITES)}: built once from Debian's packages (default: the installed Slurm)",
+    )
     up.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a slurm.conf key; may be repeated")
     up.add_argument("--deadline", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
 
@@ -76,16 +84,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _up(args: argparse.Namespace) -> int:
     begin = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a half-started sandbox is taken down
+    exit_on_sigterm()  # so that a half-started sandbox is taken down
     sandbox = Sandbox(_spec(args))
-    is_new = sandbox.up(deadline_s=args.deadline)
+    is_new = sandbox.up(deadline_s=args.deadline, tell=lambda line: None if args.quiet else _tell(line))
+    programs = sandbox.programs
     if args.json:
-        _print_json(name=sandbox.spec.name, slurm_conf=str(sandbox.conf_path), started=is_new)
+        _print_json(name=sandbox.spec.name, slurm_conf=str(sandbox.conf_path), programs=programs, started=is_new)
     else:
-        print(f"export SLURM_CONF={shlex.quote(str(sandbox.conf_path))}")
+        print("\n".join(_export_lines(str(sandbox.conf_path), programs)))
     if not args.quiet:
         how = f"is up after {time.monotonic() - begin:.1f} s" if is_new else "was up already"
-        sys.stderr.write(f"sandbox {args.name} {how}; to stop it: shoal sandbox down --name {args.name}\n")
+        _tell(f"sandbox {args.name} {how}; to stop it: shoal sandbox down --name {args.name}")
     return 0
 
 
@@ -127,6 +136,7 @@ def _spec(args: argparse.Namespace) -> SandboxSpec:
         accounting=args.accounting,
         hosts=args.hosts,
         cgroups=args.cgroups,
+        slurm=args.slurm,
         settings=tuple(parse_setting(text) for text in args.set),
     )
 
@@ -135,10 +145,23 @@ def _as_text(status: SandboxStatus) -> str:
     parts = [f"{len(status.nodes)} nodes x {status.gpus_per_node} GPUs ({status.gpu_type})"]
     parts.append(f"partitions {', '.join(status.partitions)}")
     parts += [word for word in ("accounting", "hosts", "cgroups") if getattr(status, word)]
-    lines = [f"{status.name}: {status.state}; {'; '.join(parts)}", f"  export SLURM_CONF={status.slurm_conf}"]
+    if status.slurm_version:
+        parts.insert(0, f"Slurm {status.slurm_version}")
+    lines = [f"{status.name}: {status.state}; {'; '.join(parts)}"]
+    lines += [f"  {line}" for line in _export_lines(status.slurm_conf, status.programs)]
     states = {node.name: f"  {node.state}" for node in status.nodes}
     lines += [f"  {d.name:<24} {d.state:<8} {d.pid or '-':<8}{states.get(d.name, '')}".rstrip() for d in status.daemons]
     return "\n".join(lines)
+
+
+def _export_lines(slurm_conf: str, programs: str | None) -> list[str]:
+    """What makes a shell speak to the sandbox: its configuration, and its commands where they are not the installed."""
+    path = [f'export PATH={shlex.quote(programs)}:"$PATH"'] if programs else []
+    return [f"export SLURM_CONF={shlex.quote(slurm_conf)}", *path]
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _print_json(**document: object) -> None:

@@ -3,14 +3,13 @@
   source "$(shoal shell)"      in experiments/001_example/000_pretrain_0.sh
   less "$(shoal shell)"        to read what they do
 
-The functions are one for each step of shoal.toml, and resume. They take any sbatch flag, `--on CLUSTER`, `--again`,
+The functions are one for each step of shoal.toml, and resume. They take any sbatch flag, `--on CLUSTER`, `--rerun`,
 `--dry-run`, `--smoke`, and after `--` arguments for the program. One that fails ends the script.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 
@@ -28,7 +27,7 @@ def run(args: argparse.Namespace) -> int | None:
         _print_definitions(Path(args.define))
         return None
     if args.call is not None:
-        return _record_call(args.call, args.script, args.words[1:], args.modifier)
+        return _submit_call(args)
     if args.words:
         from shoal.errors import InputError
 
@@ -38,20 +37,18 @@ def run(args: argparse.Namespace) -> int | None:
 
 
 def _print_definitions(script: Path) -> None:
-    from shoal.describe import find_project, function_definitions
+    from shoal import api
 
-    print(function_definitions(script, find_project(script.absolute().parent, os.environ), os.environ))
+    print(api.step_functions(script))
 
 
-def _record_call(function: str, script: str, words: list[str], modifier: list[str]) -> int:
-    from shoal.describe import BASE_VARIABLE, COLLECT_VARIABLE, StepCall, append_call, exported_settings
+def _submit_call(args: argparse.Namespace) -> int:
+    from shoal import api
 
-    env, secret = exported_settings(os.environ, os.environ.get(BASE_VARIABLE, ""))
-    seed = os.environ.get("SHOAL_SEED", "")
-    call = StepCall(function, words, os.path.abspath(script), int(seed) if seed.isdigit() else None, env, modifier)
-    if os.environ.get(COLLECT_VARIABLE):
-        append_call(os.environ[COLLECT_VARIABLE], call)
+    call = api.read_step_call(args.call, args.words[1:], args.script, args.modifier)
+    if api.note_step_call(call):
         return 0
-    from shoal.cli.submit import submit_calls
+    from shoal.cli.submit import exit_code, result_printer
 
-    return submit_calls([call], secret=secret)
+    with result_printer(argparse.Namespace(json=False, quiet=False)) as say:
+        return exit_code(api.submit_step_call(call, tell=say))

@@ -1,12 +1,17 @@
-"""Submit an experiment script, or every script of a folder in order; on this machine they run here, one after another.
+"""Submit batch scripts, a command or experiment files; without Slurm they run here, one after another.
 
+  shoal submit job.sbatch
+  shoal submit job.sbatch --time 4h --gpus 2 --set LR=0.1,0.01 -- --epochs 3
+  shoal submit --gpus 1 --time 2h --set lr=0.1,0.01 --seeds 0-2 -- python train.py --lr {lr} --seed {seed}
   shoal submit experiments/001_example/000_pretrain_0.sh
   shoal submit experiments/001_example --on local
   shoal submit experiments/001_example/000_pretrain.sh --seeds 0-2
   shoal submit experiments/002_depth/000_train.toml --set lr=0.1,0.01 --set depth=4:80:4
   shoal submit experiments/003_muon/sweep.py --smoke
 
-A run that is queued, running or done is left alone: submitting twice is safe. One that failed is started again: from
+Batch scripts and commands need no shoal.toml (docs/from-sbatch.md).
+
+An active or completed run is left alone: submitting twice is safe. One that failed is started again: from
 its newest checkpoint if its program is known to continue from one, else from the beginning in a new folder; --resume
 and --fresh choose, and a terminal is asked. On a terminal, several runs that would go to a cluster are counted first
 and sent after a yes.
@@ -15,32 +20,28 @@ and sent after a yes.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.options import (
+    add_command_id,
     add_output,
     add_profile_flag,
-    add_request,
+    add_sources,
     add_submit_flags,
     add_sweep,
-    chosen_cluster,
-    current_project,
     submit_options,
     sweep_options,
 )
 
 if TYPE_CHECKING:
-    from shoal.describe import StepCall
-    from shoal.submit import SubmitResult
+    from shoal.api import SubmitResult
     from shoal.views import SubmitPrinter
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="+", type=Path, help="an experiment (.sh, .toml, .py), or a folder of them")
+    add_sources(parser)
     add_profile_flag(parser)
     add_sweep(parser)
     add_submit_flags(parser)
@@ -49,12 +50,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="jobs=20,gpus=32",
         help="what this project may hold on the cluster from now on; the rest waits",
     )
-    parser.add_argument("--prune", action="store_true", help="cancel live runs that a sweep no longer describes")
+    parser.add_argument("--prune", action="store_true", help="Cancel active runs that a sweep no longer describes")
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted, and stop")
     parser.add_argument(
         "--yes", action="store_true", help="Skip all questions; resume even if the program is not known to continue"
     )
-    add_request(parser)
+    add_command_id(parser)
     add_output(parser)
 
 
@@ -69,37 +70,17 @@ def run(args: argparse.Namespace) -> int:
 
 def submit_files(args: argparse.Namespace, say: SubmitPrinter) -> list[SubmitResult]:
     """What `submit` and `run` do with their files."""
-    from shoal.observe import open_state_dir
-    from shoal.submit import set_limits, submit_scripts
+    from shoal import api
 
-    project = current_project()
-    cluster = chosen_cluster(project, args.on)
-    if args.budget:
-        set_limits(open_state_dir(project.home, project.shared_by), cluster, args.budget)
-    return submit_scripts(
+    return api.submit(
         args.file,
-        project,
-        cluster,
-        os.environ,
-        tell=say,
-        follow=not args.quiet,
-        wish=sweep_options(args),
-        how=submit_options(args),
-        prune=args.prune,
+        sweep=sweep_options(args),
+        options=submit_options(args),
+        budget=args.budget,
         on=args.on,
-        request_id=args.request,
+        tell=say,
+        command=api.CommandOptions(follow=not args.quiet, prune=args.prune, command_id=args.command_id),
     )
-
-
-def submit_calls(calls: Sequence[StepCall], *, secret: Sequence[str] = ()) -> int:
-    """One call of a step function in a script that a person runs with bash."""
-    from shoal.describe import find_project
-    from shoal.submit import submit_call
-
-    project = find_project(Path(calls[0].script).parent, os.environ)
-    with result_printer(argparse.Namespace(json=False, quiet=False)) as say:
-        results = submit_call(calls, project, os.environ, secret=secret, tell=say)
-    return exit_code(results)
 
 
 def exit_code(results: Sequence[SubmitResult]) -> int:
@@ -113,7 +94,7 @@ def exit_code(results: Sequence[SubmitResult]) -> int:
     if any(result.did == "held" for result in results):
         return 4
     if len(ran) == 1:
-        return ran[0].exit_code or (0 if ran[0].state == "done" else 4)
+        return ran[0].exit_code or (0 if ran[0].state == "completed" else 4)
     return 4 if any(result.state not in SUCCESSFUL_STATES for result in ran) else 0
 
 

@@ -12,10 +12,13 @@ it has done the given steps itself, and cancels the first job then. If it fails,
 from __future__ import annotations
 
 import argparse
-import os
-import time
+import sys
 
-from shoal.cli.options import add_output, add_request, current_project, refuse_unused_flags
+from shoal.cli.options import add_command_id, add_output, refuse_unused_flags
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from shoal.api import SwitchComparison
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,25 +41,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --apply: steps that it does before it takes over",
     )
-    add_request(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask before an adopted job is replaced")
+    add_command_id(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.describe import find_run
-    from shoal.switch import SwitchOptions, apply, compare
+    from shoal import api
     from shoal.views import switch
 
-    refuse_unused_flags(args, not args.apply, "without --apply", "--after-step", "--request")
-    project, now = current_project(), time.time()
-    name = find_run(str(project.home), args.run)
-    options = SwitchOptions(
+    refuse_unused_flags(args, not args.apply, "without --apply", "--after-step", "--command-id", "--yes")
+    options = api.SwitchOptions(
         args.gpus, args.nodes, args.time, args.flags, args.efficiency, args.progress, args.after_step
     )
-    comparison = compare(name, options, project, os.environ, now)
-    applied = apply(comparison, options, project, os.environ, args.request) if args.apply else []
-    switch.show(comparison, applied, as_json=args.json, quiet=args.quiet, now=now)
+    agrees = None if args.yes else _confirm
+    found = api.switch(args.run, options, apply=args.apply, agrees=agrees, command_id=args.command_id)
+    switch.show(found.comparison, found.applied, as_json=args.json, quiet=args.quiet, now=found.now)
     return 0
+
+
+def _confirm(comparison: SwitchComparison) -> bool:
+    from shoal.errors import InputError
+    from shoal.views import confirm
+
+    job = comparison.view.job_id
+    what = (
+        f"shoal did not submit job {job}: its script runs a second time in the same directory, and job {job} is "
+        "cancelled when the replacement is healthy"
+    )
+    if not sys.stdin.isatty():
+        raise InputError(what, hint="add --yes to submit the replacement")
+    return confirm(f"{what}; submit it?")
 
 
 def _count(text: str) -> int:

@@ -2,30 +2,25 @@
 
 shoal why 000_pretrain_0
 shoal why 001_example/000_pretrain_0 --json
+shoal why 265438                          any job that Slurm knows, also one that shoal did not submit
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 
-from shoal.cli.options import add_output
-from shoal.describe import home_here
+from shoal.cli.options import add_output, add_profile_flag, exit_on_sigterm_for_job
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("run", metavar="RUN|JOB_ID")
+    add_profile_flag(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.describe import find_run
+    from shoal import api
     from shoal.views import detect_screen, why
 
-    home = home_here()
-    return why.show_explanation(
-        why.explain_run(home, find_run(home, args.run), os.environ),
-        detect_screen(),
-        as_json=args.json,
-        quiet=args.quiet,
-    )
+    exit_on_sigterm_for_job(args.run)
+    return why.show_explanation(api.why(args.run), detect_screen(), as_json=args.json, quiet=args.quiet)

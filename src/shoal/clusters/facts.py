@@ -114,6 +114,13 @@ class ClusterFacts(NamedTuple):
         chosen = {partition.name for partition in self.chosen(names)}
         return [kind for kind in self.node_kinds if kind.partition in chosen]
 
+    def total_gpus(self, names: str | None) -> int:
+        """All GPUs of a partition that --partition=NAMES means: of the largest, because a job gets one of them."""
+        totals: dict[str, int] = {}
+        for kind in self.kinds(names):
+            totals[kind.partition] = totals.get(kind.partition, 0) + kind.nodes * kind.gpus
+        return max(totals.values(), default=0)
+
     def smallest_node(self, partition: str) -> NodeKind | None:
         """The least of everything over the nodes of a partition, so that a request made from it fits on any of them.
 

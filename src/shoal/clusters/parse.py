@@ -6,6 +6,7 @@ The text is other people's, so what does not have the expected shape is left out
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from shoal.clusters.facts import Association, NodeKind, Partition, Qos, Reservation
@@ -23,7 +24,7 @@ QOS_FIELDS = (
 
 _KEY_VALUE = re.compile(r"([A-Za-z][\w:/()]*)=(\S*)")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*", re.ASCII)
-_NUMBER = re.compile(r"(\d+)\+?", re.ASCII)
+_NUMBER = re.compile(r"(\d{1,18})\+?", re.ASCII)
 _GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z0-9._-]+?))?:(\d+)(?=$|,|\()", re.ASCII)
 _GPUS_OF_TRES = re.compile(r"gres/gpu=(\d+)", re.ASCII)
 _CLUSTER_NAME = re.compile(r"(?aim)^[ \t]*ClusterName[ \t]*=[ \t]*([A-Z0-9._-]+)")
@@ -56,6 +57,14 @@ def parse_gres(text: str) -> tuple[tuple[str, ...], int]:
     """GPU types and count of a node's gres, such as gpu:a100:4(S:0-1),tmpfs:1; a node without GPUs says (null)."""
     pairs = _GPU.findall(text)
     return tuple(dict.fromkeys(kind for kind, _ in pairs if kind)), sum(int(count) for _, count in pairs)
+
+
+def count_gpus(text: str) -> Counter[str]:
+    """GPUs by type of a node's gres, also of those in use: gpu:a100:2(IDX:0-1); those without a type are `gpu`."""
+    found: Counter[str] = Counter()
+    for kind, count in _GPU.findall(text.replace("(null):", "")):
+        found[kind or "gpu"] += int(count)
+    return found
 
 
 # ---- scontrol
@@ -176,7 +185,9 @@ def _rows(text: str, fields: Sequence[str]) -> Iterator[dict[str, str]]:
 
 def _limits(row: Mapping[str, str]) -> tuple[int, ...]:
     return tuple(
-        int(value) for name, value in row.items() if "SubmitJobs" in name and value.isascii() and value.isdigit()
+        int(value)
+        for name, value in row.items()
+        if "SubmitJobs" in name and value.isascii() and value.isdigit() and len(value) < 19
     )
 
 

@@ -78,7 +78,7 @@ def ask(
     return None
 
 
-#: (token, array index or None) -> its rows, the newest last.
+#: (token, array index or None) -> its rows, the newest last; of a job without a token (its label, None).
 Rows = dict[tuple[str, int | None], list[JobRow]]
 
 
@@ -92,6 +92,10 @@ class QueueState(NamedTuple):
     def row(self, token: str, index: int, size: int) -> JobRow | None:
         """The newest row of one run: `index` of an array of `size`, or the only job of the token."""
         return newest(self.rows.get((token, index if size > 1 else None), []))
+
+    def adopted_row(self, label: str, name: str) -> JobRow | None:
+        """The row of a job that shoal did not submit; the name, because Slurm reuses ids."""
+        return newest(row for row in self.rows.get((label, None), []) if row.name == name)
 
     def rows_of(self, token: str) -> list[JobRow]:
         """Every job of a submission: the tasks of an array, and later jobs that continue it."""
@@ -137,8 +141,7 @@ def by_token(rows: Iterable[JobRow]) -> Rows:
     found: Rows = defaultdict(list)
     for row in rows:
         token = token_of_job(row.name)
-        if token is not None:
-            found[token, row.task].append(row)
+        found[(row.label, None) if token is None else (token, row.task)].append(row)
     return dict(found)
 
 
@@ -157,8 +160,10 @@ class SbatchCheck(NamedTuple):
     def objection(self) -> str:
         """Why the request is refused, in one line."""
         lines = [line for line in self.text.splitlines() if line.strip()]
-        said = [line.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("fatal: ") for line in lines]
-        last = next((line for line in reversed(said) if line.startswith("allocation failure")), (*said, "refused")[0])
+        messages = [line.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("fatal: ") for line in lines]
+        last = next(
+            (line for line in reversed(messages) if line.startswith("allocation failure")), (*messages, "refused")[0]
+        )
         return last.removeprefix("allocation failure: ").strip()
 
     @property

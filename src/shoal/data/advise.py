@@ -40,7 +40,7 @@ class BatchTimes(NamedTuple):
 
     `step_cpu_s` is the CPU work of a step. `contention` is the share of its time that the training was ready to run and
     found no free core; `wait_s` is as it was measured, contention included. `data` is what the loader reads, as far as
-    that can be seen: "staged" or "packed" shards, or nothing.
+    that can be seen: "staged" or "sharded" shards, or nothing.
     """
 
     step_s: float
@@ -118,49 +118,49 @@ def advise_loader(
 def _sentences(
     times: BatchTimes, bound: str, needed: int, cores: int, delivery: ReadThroughput | None, link_mb_per_s: float | None
 ) -> list[str]:
-    said = []
+    advice = []
     if times.contention > _MIN_CONTENTION:
-        said.append(
+        advice.append(
             f"the cores are contended: {times.contention:.0%} of the time was spent waiting for one of {cores} "
             f"(load {os.getloadavg()[0]:.1f}); the figures are for free cores, and now it is slower"
         )
     if bound == "model":
-        said.append(f"the model is the bottleneck: a batch takes it {times.step_s * 1e3:.1f} ms")
+        advice.append(f"the model is the bottleneck: a batch takes it {times.step_s * 1e3:.1f} ms")
         if times.workers > needed + 1:
-            said.append(f"{needed} worker{'s' if needed > 1 else ''} would do; you run {times.workers}")
+            advice.append(f"{needed} worker{'s' if needed > 1 else ''} would do; you run {times.workers}")
     else:
-        said.append(
+        advice.append(
             f"the loader is the bottleneck: a worker takes {times.prep_s * 1e3:.1f} ms for a batch, "
             f"the model {times.step_s * 1e3:.1f} ms"
         )
         now = predict(times, times.workers, cores)
         count = max(1, min(needed, cores)) if times.cpu_share > 0.5 else needed
         if count != times.workers and predict(times, count, cores) > 1.05 * now:
-            said.append(f"use {count} workers: {now:.2f} -> {predict(times, count, cores):.2f} steps/s")
+            advice.append(f"use {count} workers: {now:.2f} -> {predict(times, count, cores):.2f} steps/s")
         if needed > cores and times.cpu_share > 0.5:
-            said.append(
+            advice.append(
                 f"{needed} workers would be needed and there are {cores} cores: ask for more CPUs per GPU, "
-                f"or decode less (smaller images, a faster decoder, decode once when packing)"
+                f"or decode less (smaller images, a faster decoder, decode once when sharding)"
             )
     if times.cpu_share < 0.5:
         waiting = f"{1 - times.cpu_share:.0%} of making a batch is waiting, most likely for storage"
-        said.append(f"{waiting}: {_FORMAT_ADVICE[times.data]}")
+        advice.append(f"{waiting}: {_FORMAT_ADVICE[times.data]}")
     if delivery is not None:
         decoded = "" if delivery.decode_per_s is None else f", with decoding {delivery.decode_per_s:,.0f}"
-        said.append(
+        advice.append(
             f"reading gives {delivery.read_per_s:,.0f} samples/s per process ({_cache_sentence(delivery)}){decoded}"
         )
         if link_mb_per_s is not None and delivery.mb_per_sample:
-            limit, wish = link_mb_per_s / delivery.mb_per_sample, times.batch / max(times.step_s, 1e-9)
-            verdict = "staging hides behind training" if limit >= wish else "the first epoch waits for the link"
-            said.append(f"the link brings {limit:,.0f} samples/s, the model takes {wish:,.0f}: {verdict}")
-    return said
+            limit, needed_rate = link_mb_per_s / delivery.mb_per_sample, times.batch / max(times.step_s, 1e-9)
+            verdict = "staging hides behind training" if limit >= needed_rate else "the first epoch waits for the link"
+            advice.append(f"the link brings {limit:,.0f} samples/s, the model takes {needed_rate:,.0f}: {verdict}")
+    return advice
 
 
 #: What would make the storage faster, by what the loader reads already.
 _FORMAT_ADVICE = {
-    "": "pack into shards and stage them",
-    "packed": "stage the shards (shoal data stage)",
+    "": "write shards (shoal data shard) and stage them",
+    "sharded": "stage the shards (shoal data stage)",
     "staged": "the shards are staged already, so the node's disk is the limit; more workers wait at once",
 }
 
@@ -177,9 +177,9 @@ def measure_delivery(data: Dataset, batch: int, seconds: float = 2.0) -> ReadThr
     """How fast one process gets samples in a random order, without and, if there is one, with the transform."""
     import random
 
-    dice = random.Random(0)  # noqa: S311 (an order, not a secret)
+    generator = random.Random(0)  # noqa: S311 (an order, not a secret)
     numbers = list(range(len(data)))
-    dice.shuffle(numbers)
+    generator.shuffle(numbers)
     if not numbers:
         raise InputError("there is no sample to measure with")
     plain = Dataset(data.shards, fields=data.fields)

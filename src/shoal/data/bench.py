@@ -38,6 +38,8 @@ _POLL_S = 0.02
 
 #: A shorter measurement is mostly start-up and chance; nothing is estimated from it.
 MIN_RUNTIME_S = 3.0
+#: How long workers may take to start, and then to finish.
+_WORKER_TIMEOUT_S = 600.0
 
 
 class BenchRow(NamedTuple):
@@ -110,7 +112,6 @@ def run_bench(
     repeats: int = 3,
     launch: Callable[[str, int], Callable[[], None]] | None = None,
     tell: Callable[[str], None] = lambda text: None,
-    patience_s: float = 600.0,
 ) -> BenchResult:
     """Measure every method with every number of readers. Leaves nothing behind on the storage or the scratch."""
     for folder in (storage, scratch):
@@ -132,20 +133,20 @@ def run_bench(
                 again = f", {repeats} times" if repeats > 1 else ""
                 tell(f"{METHODS[method]}: {number} at once{again}")
                 plan = {"home": home, "scratch": scratch, "method": method}
-                rows.append(_measure(plan, number, repeats, launch or _start_local_readers, patience_s))
+                rows.append(_measure(plan, number, repeats, launch or _start_local_readers))
     finally:
         shutil.rmtree(home, ignore_errors=True)
     return BenchResult(storage, scratch, count, total, rows)
 
 
 def _make_data(home: str, count: int, kilobytes: int) -> int:
-    source, dice, total = os.path.join(home, "folder"), random.Random(0), 0  # noqa: S311 (sizes, not secrets)
+    source, generator, total = os.path.join(home, "folder"), random.Random(0), 0  # noqa: S311 (sizes, not secrets)
     for number in range(count):
         folder = os.path.join(source, f"class{number % 10}")
         os.makedirs(folder, exist_ok=True)
-        size = int(kilobytes * 1000 * dice.uniform(0.4, 1.6))
+        size = int(kilobytes * 1000 * generator.uniform(0.4, 1.6))
         with disk_errors_at(home), open(os.path.join(folder, f"{number:06d}.bin"), "wb") as file:
-            file.write(dice.randbytes(size))
+            file.write(generator.randbytes(size))
         total += size
     run_writer(["tar", "cf", os.path.join(home, "data.tar"), "-C", home, "folder"], os.path.dirname(home))
     shard_dataset(source, os.path.join(home, "shards"), ShardSettings(shard_mb=max(8.0, total / 8e6)))
@@ -157,12 +158,11 @@ def _measure(
     number: int,
     repeats: int,
     launch: Callable[[str, int], Callable[[], None]],
-    patience_s: float,
 ) -> BenchRow:
     repeated = []
     for repeat in range(repeats):
         room = os.path.join(plan["home"], f"run-{plan['method']}-{number}-{repeat}")
-        repeated.append(_run_readers(room, plan, number, launch, patience_s))
+        repeated.append(_run_readers(room, plan, number, launch))
     every = [result for results in repeated for result in results]
     return BenchRow(
         plan["method"],
@@ -175,8 +175,8 @@ def _measure(
     )
 
 
-def _merge_records(told: Sequence[bool | None]) -> bool | None:
-    return False if False in told else None if None in told else True
+def _merge_records(records: Sequence[bool | None]) -> bool | None:
+    return False if False in records else None if None in records else True
 
 
 def _run_readers(
@@ -184,16 +184,15 @@ def _run_readers(
     plan: dict[str, str],
     number: int,
     launch: Callable[[str, int], Callable[[], None]],
-    patience_s: float,
 ) -> list[dict[str, Any]]:
     """Let so many readers do it at once; what each of them wrote down."""
     os.makedirs(room)
     files.replace(os.path.join(room, "plan.json"), files.to_json(plan))
     end = launch(room, number)
     try:
-        _wait_for(lambda: _count_files(room, "ready-") >= number, patience_s, "the workers did not all start")
+        _wait_for(lambda: _count_files(room, "ready-") >= number, "the workers did not all start")
         files.replace(os.path.join(room, "go.json"), files.to_json({"at": time.time() + 0.2}))
-        _wait_for(lambda: _count_files(room, "result-") >= number, patience_s, "the workers did not all finish")
+        _wait_for(lambda: _count_files(room, "result-") >= number, "the workers did not all finish")
     finally:
         end()
     results = [
@@ -308,11 +307,11 @@ def _count_files(room: str, prefix: str) -> int:
     return sum(name.startswith(prefix) and ".tmp-" not in name for name in os.listdir(room))
 
 
-def _wait_for(condition: Callable[[], bool], patience_s: float, what: str) -> None:
-    end = time.monotonic() + patience_s
+def _wait_for(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + _WORKER_TIMEOUT_S
     while not condition():
         if time.monotonic() > end:
-            raise ShoalError(f"{what} within {patience_s:g} s")
+            raise ShoalError(f"{what} within {_WORKER_TIMEOUT_S:g} s")
         time.sleep(_POLL_S)
 
 

@@ -7,7 +7,7 @@ A sample is a dict of its fields and its key, or a tuple of the fields that were
     for image, label in data.stream(seed=0, epoch=3): ...
 
 `data[i]` reads one sample; `data.batch([...])` reads many with one wait for the disk, which is what PyTorch's
-DataLoader uses. Values are the bytes that were packed; `transform` may decode them. The samples of all shards form one
+DataLoader uses. Values are the bytes that were sharded; `transform` may decode them. The samples of all shards form one
 table of columns, so that finding a batch is a few look-ups.
 """
 
@@ -224,7 +224,7 @@ class Dataset:
         return self.batch(numbers)
 
     def __iter__(self) -> Iterator[Any]:
-        """All samples in the order in which they were packed, shard by shard, so it works while staging goes on."""
+        """All samples in the order in which they were sharded, shard by shard, so it works while staging goes on."""
         return iter(self.stream(seed=None))
 
     def batch(self, numbers: Sequence[int]) -> list[Any]:

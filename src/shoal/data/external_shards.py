@@ -54,7 +54,7 @@ def describe_external(path: str) -> tuple[str, Manifest]:
     if not shards:
         raise InputError(
             f"there is no data set in {path}: no {manifests.MANIFEST_NAME} and no shard",
-            hint="shoal data pack FOLDER GOAL",
+            hint="shoal data shard FOLDER DEST",
         )
     folders = {os.path.dirname(name) for name in shards}
     if len(formats) > 1 or len(folders) > 1:
@@ -69,14 +69,14 @@ def describe_external(path: str) -> tuple[str, Manifest]:
 
 def index_for(path: str) -> ShardIndex:
     """The index of a shard: the one beside it, the one in the cache, or a new one. ShoalError: the shard is damaged."""
-    told = os.stat(path)
+    status = os.stat(path)
     kept = cached_path(path)
     for place in (path + INDEX_SUFFIX, kept):
         try:
             index = open_index(place)
         except (FileNotFoundError, ShoalError):
             continue
-        if index.shard.get("size") == told.st_size:
+        if index.shard.get("size") == status.st_size:
             return index
     data = build_index(path)
     try:
@@ -88,9 +88,9 @@ def index_for(path: str) -> ShardIndex:
 
 
 def cached_path(path: str) -> str:
-    told = os.stat(path)
+    status = os.stat(path)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    text = f"{os.path.realpath(path)}\0{told.st_size}\0{told.st_mtime_ns}"
+    text = f"{os.path.realpath(path)}\0{status.st_size}\0{status.st_mtime_ns}"
     name = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     return os.path.join(base, "shoal", "index", name + INDEX_SUFFIX)
 

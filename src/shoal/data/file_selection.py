@@ -31,7 +31,7 @@ _MEDIA_TYPE = {ending: family for family, endings in _MEDIA_EXTENSIONS.items() f
 
 
 class SkippedFiles(NamedTuple):
-    """Files that are not packed, and why; `examples` are the first of them."""
+    """Files that are not sharded, and why; `examples` are the first of them."""
 
     why: str
     files: int
@@ -39,7 +39,7 @@ class SkippedFiles(NamedTuple):
 
 
 class FileSelection(NamedTuple):
-    """What to pack of a folder. `labels` gives the class number of each path, in the order of `paths`, or None."""
+    """What to shard of a folder. `labels` gives the class number of each path, in the order of `paths`, or None."""
 
     root: str
     paths: list[str]
@@ -67,7 +67,7 @@ class NameFilter(NamedTuple):
 def select_files(
     root: str, found: Sequence[str], *, label: str, split: str | None, group: str, names: NameFilter
 ) -> FileSelection:
-    """Decide what is packed of the files below `root`. InputError: it is not clear, with what makes it clear."""
+    """Decide what is sharded of the files below `root`. InputError: it is not clear, with what makes it clear."""
     skipped: dict[str, list[str]] = {}
     guessed: list[str] = []
     paths = []
@@ -93,8 +93,8 @@ def select_files(
         )
     number = {name: place for place, name in enumerate(classes)}
     labels = [None if name is None else number[name] for name in class_of]
-    told = [SkippedFiles(why, len(some), some[:3]) for why, some in skipped.items()]
-    return FileSelection(root, paths, labels, classes, told, guessed)
+    skipped_files = [SkippedFiles(why, len(some), some[:3]) for why, some in skipped.items()]
+    return FileSelection(root, paths, labels, classes, skipped_files, guessed)
 
 
 def _take_split(
@@ -110,12 +110,12 @@ def _take_split(
         if others:
             raise InputError(
                 f"{root} has folders that look like splits ({', '.join(named)}) and others ({_first_names(others)})",
-                hint=f"--split {named[0]} packs that one; --label folder makes each of them a class",
+                hint=f"--split {named[0]} selects that one; --label folder makes each of them a class",
             )
         if len(named) > 1:
             raise InputError(
                 f"{root} has the splits {', '.join(named)}, which are data sets of their own",
-                hint=f"--split {named[0]} packs that one; --split {ALL_SPLITS} mixes them into one data set",
+                hint=f"--split {named[0]} selects that one; --split {ALL_SPLITS} mixes them into one data set",
             )
         split = named[0]
         guessed.append(f"{split}/ is a split, and the only one (--label folder would make it a class)")
@@ -167,7 +167,7 @@ def _refuse_pairs(root: str, paths: list[str]) -> None:
             patterns = " ".join(f"--include '*{'.' + ending if ending else ''}'" for ending in endings)
             raise InputError(
                 f"{path} and {other} of {root} have one stem: are they one sample or two?",
-                hint=f"--group stem makes one sample of each stem; {patterns} packs only those; "
+                hint=f"--group stem makes one sample of each stem; {patterns} selects only those; "
                 "--include '*' makes every file a sample",
             )
 
@@ -185,7 +185,7 @@ def _guess_label_mode(root: str, paths: list[str], depth: int, guessed: list[str
         if alike:
             raise InputError(
                 f"{root} has {len(alike):,} files beside its folders, such as {alike[0]}: with or without a class?",
-                hint="--label folder leaves them out; --label none packs all files without classes",
+                hint="--label folder leaves them out; --label none takes all files without classes",
             )
     if len(tops) == 1:
         (only,) = tops
@@ -194,7 +194,7 @@ def _guess_label_mode(root: str, paths: list[str], depth: int, guessed: list[str
             raise InputError(
                 f"{root} has one folder, {only}, with {len(_top_directories(inner)):,} folders in it: "
                 "are those the classes?",
-                hint=f"pack {os.path.join(root, only)} instead; or --label none",
+                hint=f"shard {os.path.join(root, only)} instead; or --label none",
             )
         guessed.append(f"one folder only ({only}), so samples have no class (--label folder gives them that one)")
         return "none"

@@ -104,8 +104,8 @@ class Loader:
         if batch_size < 1:
             raise InputError(f"a batch of {batch_size} samples is not possible")
         # Nobody may know yet which rank this is: Lightning's loaders are often made before its processes are joined.
-        self._told = rank is not None or world is not None
-        rank, world = (rank, world) if self._told else (0, 1)
+        self._rank_given = rank is not None or world is not None
+        rank, world = (rank, world) if self._rank_given else (0, 1)
         self.stream = data.stream(seed=seed, rank=rank, world=world, remainder=remainder, window=window)
         self.batch_size = batch_size
         self._drop_last = drop_last
@@ -149,7 +149,7 @@ class Loader:
         return self._loader
 
     def _restore_position(self) -> None:
-        if not self._told:
+        if not self._rank_given:
             self.stream.rank, self.stream.world = _rank_and_world()
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ so that reading a value is a plain read of bytes, with no protocol buffer parsed
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +87,8 @@ def find_features(data: bytes) -> list[ExampleFeature]:
 
 def read_records(file: BinaryIO, place: str, crc32c: Callable[[bytes], int] | None) -> Iterator[tuple[int, bytes]]:
     """(offset of the data, data) of each record; checksums are compared if the function for them is given."""
-    at = 0
+    at, size = 0, file.seek(0, os.SEEK_END)
+    file.seek(0)
     while True:
         start = file.read(HEADER_SIZE)
         if not start:
@@ -96,7 +98,8 @@ def read_records(file: BinaryIO, place: str, crc32c: Callable[[bytes], int] | No
         length, crc = struct.unpack("<QI", start)
         if crc32c is not None and masked_crc(crc32c(start[:8])) != crc:
             raise ShoalError(f"{place} is damaged at byte {at}: the length of a record has a wrong checksum")
-        data, foot = file.read(length), file.read(FOOTER_SIZE)
+        # A damaged length would ask for memory of that size.
+        data, foot = (file.read(length), file.read(FOOTER_SIZE)) if length <= size - at else (b"", b"")
         if len(data) < length or len(foot) < FOOTER_SIZE:
             raise ShoalError(f"{place} is cut off at byte {at}, inside a record of {length} bytes")
         if crc32c is not None and masked_crc(crc32c(data)) != struct.unpack("<I", foot)[0]:

@@ -83,7 +83,7 @@ def load_manifest(path: str) -> Manifest:
     place = find_manifest(path)
     if place is None:
         raise InputError(
-            f"there is no data set in {path}: it has no {MANIFEST_NAME}", hint=f"shoal data pack FOLDER {path}"
+            f"there is no data set in {path}: it has no {MANIFEST_NAME}", hint=f"shoal data shard FOLDER {path}"
         )
     try:
         with open(place, "rb") as file:
@@ -97,7 +97,7 @@ def load_manifest(path: str) -> Manifest:
         manifest = msgspec.convert(document, Manifest)
     except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise ShoalError(
-            f"{place} is damaged: {error}", hint="copy it again from where the data set was packed"
+            f"{place} is damaged: {error}", hint="copy it again from where the data set was sharded"
         ) from None
     for shard in manifest.shards:
         if os.path.basename(shard.name) != shard.name or shard.name in ("", ".", ".."):

@@ -49,7 +49,7 @@ class SourceSample(NamedTuple):
 
 
 class SourceScan(NamedTuple):
-    """What there is. `bad` cannot be packed, `skipped` is not meant to be; `guessed` is what nobody said."""
+    """What there is. `bad` cannot be sharded, `skipped` is not meant to be; `guessed` is what nobody said."""
 
     root: str
     samples: list[SourceSample]
@@ -82,7 +82,7 @@ def scan_source(
     split: str | None = None,
     names: NameFilter = NameFilter(),  # noqa: B008 (immutable)
 ) -> SourceScan:
-    """Look at a source without reading its files. `bad` names what cannot be packed, each with the reason."""
+    """Look at a source without reading its files. `bad` names what cannot be sharded, each with the reason."""
     if label not in LABELS:
         raise InputError(f"unknown --label {label!r}", hint=f"--label {'|'.join(LABELS)}")
     if os.path.isdir(source):
@@ -95,7 +95,7 @@ def scan_source(
         raise InputError(f"there is no {source}", hint="ls " + (os.path.dirname(source) or "."))
     if not found.samples and not found.bad:
         left = "; ".join(f"{one.files} files are {one.why}" for one in found.skipped)
-        raise InputError(f"there is nothing to pack in {source}: {left or 'no file in it'}")
+        raise InputError(f"there is nothing to shard in {source}: {left or 'no file in it'}")
     return found
 
 
@@ -136,8 +136,8 @@ def _walk(root: str, bad: list[str], notes: list[str]) -> Iterator[str]:
     while todo:
         folder, above = todo.pop()
         try:
-            told = os.stat(os.path.join(root, folder) if folder else root)
-            here = (told.st_dev, told.st_ino)
+            status = os.stat(os.path.join(root, folder) if folder else root)
+            here = (status.st_dev, status.st_ino)
             if here in above:
                 notes.append(f"{escape_name(folder)} is a link to a folder above it and was not followed")
                 continue
@@ -165,12 +165,12 @@ def _walk(root: str, bad: list[str], notes: list[str]) -> Iterator[str]:
 def _with_sizes(root: str, paths: Iterable[str], bad: list[str]) -> list[SourceFile]:
     def look(path: str) -> SourceFile | str:
         try:
-            told = os.stat(os.path.join(root, path))
+            status = os.stat(os.path.join(root, path))
         except OSError as error:
             return f"{escape_name(path)}: {_error_reason(error)}"
-        if not stat.S_ISREG(told.st_mode):
-            return f"{escape_name(path)}: not a file but a {_FILE_TYPES.get(stat.S_IFMT(told.st_mode), 'device')}"
-        return SourceFile(path, told.st_size, told.st_mtime_ns)
+        if not stat.S_ISREG(status.st_mode):
+            return f"{escape_name(path)}: not a file but a {_FILE_TYPES.get(stat.S_IFMT(status.st_mode), 'device')}"
+        return SourceFile(path, status.st_size, status.st_mtime_ns)
 
     listed = list(paths)
     began = time.perf_counter()
@@ -270,8 +270,8 @@ def _scan_list(path: str, label: str, path_column: str | None, split: str | None
         notes.append(f"{without:,} rows have no value for {key_label!r}; these samples have no class")
     guessed = [f"files are in column {column!r}"] if path_column is None and len(rows[0]) > 1 else []
     guessed += [f"classes are in column {key_label!r}"] if key_label else []
-    told = [SkippedFiles(why, count, []) for why, count in skipped.items() if count]
-    return SourceScan(root, samples, classes, notes, bad, told, guessed)
+    skipped_files = [SkippedFiles(why, count, []) for why, count in skipped.items() if count]
+    return SourceScan(root, samples, classes, notes, bad, skipped_files, guessed)
 
 
 def _rows_of_split(
@@ -285,7 +285,7 @@ def _rows_of_split(
     if split is None and len(values) > 1:
         raise InputError(
             f"{path} has the splits {', '.join(values[:6])} in column {column!r}, which are data sets of their own",
-            hint=f"--split {values[0]} packs that one; --split {ALL_SPLITS} mixes them into one data set",
+            hint=f"--split {values[0]} selects that one; --split {ALL_SPLITS} mixes them into one data set",
         )
     if split is None or split == ALL_SPLITS:
         return rows

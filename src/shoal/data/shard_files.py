@@ -1,6 +1,6 @@
 """Shard a directory or a list of files in parallel, and estimate the result for --dry-run from a few of the files.
 
-DST.packing/ holds the shards while the command runs. A killed command leaves it, and the same command continues with
+DST.sharding/ holds the shards while the command runs. A killed command leaves it, and the same command continues with
 the missing shards; DST itself appears complete, by one rename, or not at all.
 """
 
@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 
 class ShardingResult(NamedTuple):
-    """What a pack did. `reused` shards were there already, from a pack that did not end."""
+    """What `data shard` did. `reused` shards were there already, from a command that did not end."""
 
     path: str
     manifest: Manifest
@@ -46,7 +46,7 @@ class ShardingResult(NamedTuple):
 
 
 def prepare_sharding(source: str, settings: ShardSettings) -> ShardPlan:
-    """Look at the source and decide everything; refuses what cannot be packed unless told to leave it out."""
+    """Look at the source and decide everything; refuses what cannot be sharded unless told to leave it out."""
     if settings.format == "squashfs":
         settings = _check_image_settings(settings)
     found = scan_source(
@@ -59,9 +59,9 @@ def prepare_sharding(source: str, settings: ShardSettings) -> ShardPlan:
     )
     if found.bad and not settings.skip_bad:
         more = f" (and {len(found.bad) - 1} more)" if len(found.bad) > 1 else ""
-        raise InputError(f"cannot pack {found.bad[0]}{more}", hint="--skip-bad leaves such files out and lists them")
+        raise InputError(f"cannot shard {found.bad[0]}{more}", hint="--skip-bad leaves such files out and lists them")
     if not found.samples:
-        raise InputError(f"there is nothing to pack in {source}: {found.bad[0]}")
+        raise InputError(f"there is nothing to shard in {source}: {found.bad[0]}")
     return plan_shards(found, settings)
 
 
@@ -76,7 +76,7 @@ def _check_image_settings(settings: ShardSettings) -> ShardSettings:
 
 def shard_dataset(
     source: str,
-    goal: str,
+    dest: str,
     settings: ShardSettings = ShardSettings(),  # noqa: B008 (immutable)
     *,
     workers: int | None = None,
@@ -84,28 +84,28 @@ def shard_dataset(
     name: str | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ShardingResult:
-    """Pack `source` into the new folder `goal`. After an error or a kill `goal` is as it was before."""
+    """Write the shards of `source` into the new folder `dest`. After an error or a kill `dest` is as it was before."""
     began = time.monotonic()
-    goal = goal.rstrip("/") or goal
-    _refuse_nested(source, goal)
+    dest = dest.rstrip("/") or dest
+    _refuse_nested(source, dest)
     if settings.format not in FORMATS:
         raise InputError(f"there is no format {settings.format!r}", hint=f"--format {'|'.join(FORMATS)}")
     with _gc_disabled():
         plan = prepare_sharding(source, settings)
-    if (there := _existing_dataset(goal, plan, overwrite)) is not None:
-        return ShardingResult(goal, there, 0, time.monotonic() - began, plan.scan, True)
+    if (there := _existing_dataset(dest, plan, overwrite)) is not None:
+        return ShardingResult(dest, there, 0, time.monotonic() - began, plan.scan, True)
     try:
         result, reused = _write_dataset(
-            plan, source, goal, name or os.path.basename(goal), workers, overwrite, progress
+            plan, source, dest, name or os.path.basename(dest), workers, overwrite, progress
         )
     except OSError as error:
-        # Another command packed the same and was faster: its data set has the name.
+        # Another command sharded the same and was faster: its data set has the name.
         lost = error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
-        if not lost or (there := _existing_dataset(goal, plan, overwrite)) is None:
+        if not lost or (there := _existing_dataset(dest, plan, overwrite)) is None:
             raise
-        shutil.rmtree(goal + ".packing", ignore_errors=True)
-        return ShardingResult(goal, there, 0, time.monotonic() - began, plan.scan, True)
-    return ShardingResult(goal, result, reused, time.monotonic() - began, plan.scan)
+        shutil.rmtree(dest + ".sharding", ignore_errors=True)
+        return ShardingResult(dest, there, 0, time.monotonic() - began, plan.scan, True)
+    return ShardingResult(dest, result, reused, time.monotonic() - began, plan.scan)
 
 
 @contextmanager
@@ -121,10 +121,10 @@ def _gc_disabled() -> Iterator[None]:
 
 
 def _write_dataset(
-    plan: ShardPlan, source: str, goal: str, name: str, workers: int | None, overwrite: bool, progress: Progress
+    plan: ShardPlan, source: str, dest: str, name: str, workers: int | None, overwrite: bool, progress: Progress
 ) -> tuple[Manifest, int]:
-    """Write what lacks into the folder beside the goal, then give it the goal's name: (manifest, shards reused)."""
-    folder, left_out, reused = goal + ".packing", list(plan.scan.bad), 0
+    """Write what lacks into the folder beside the dest, then give it the dest's name: (manifest, shards reused)."""
+    folder, left_out, reused = dest + ".sharding", list(plan.scan.bad), 0
     _begin_directory(folder, plan, source)
     if plan.settings.format == "squashfs":
         shards = [shard_writer.make_squashfs(source, folder, workers)]
@@ -134,7 +134,7 @@ def _write_dataset(
         shards, bad = write_shards(plan, folder, done, workers, progress)
         left_out += bad
     result = _manifest(plan, source, name, shards, left_out)
-    _publish(folder, goal, result, overwrite)
+    _publish(folder, dest, result, overwrite)
     return result, reused
 
 
@@ -143,7 +143,7 @@ def shard_name(number: int, format: str) -> str:
 
 
 def finished_shards(folder: str, plan: ShardPlan) -> dict[int, Shard]:
-    """Shards that an earlier pack finished: the index is written last, and names the size of what it belongs to."""
+    """Shards that an earlier command finished: the index is written last, and names the size of what it belongs to."""
     done = {}
     for number in range(plan.shards):
         path = os.path.join(folder, shard_name(number, plan.settings.format))
@@ -171,17 +171,17 @@ def read_shard(path: str) -> Shard:
     )
 
 
-def _refuse_nested(source: str, goal: str) -> None:
-    inside, outside = os.path.realpath(goal), os.path.realpath(source)
+def _refuse_nested(source: str, dest: str) -> None:
+    inside, outside = os.path.realpath(dest), os.path.realpath(source)
     if os.path.isdir(source) and (inside + "/").startswith(outside.rstrip("/") + "/"):
-        raise InputError(f"{goal} lies inside {source}, and would be packed into itself")
+        raise InputError(f"{dest} is inside the source {source}")
 
 
-def _existing_dataset(goal: str, plan: ShardPlan, overwrite: bool) -> Manifest | None:
-    """The data set at the goal if it is exactly the one asked for; anything else there is refused or replaced."""
-    if manifests.find_manifest(goal) is not None:
+def _existing_dataset(dest: str, plan: ShardPlan, overwrite: bool) -> Manifest | None:
+    """The data set at the dest if it is exactly the one asked for; anything else there is refused or replaced."""
+    if manifests.find_manifest(dest) is not None:
         try:
-            there = manifests.load_manifest(goal)
+            there = manifests.load_manifest(dest)
         except ShoalError:
             if overwrite:
                 return None
@@ -190,11 +190,11 @@ def _existing_dataset(goal: str, plan: ShardPlan, overwrite: bool) -> Manifest |
             return there
         if not overwrite:
             raise InputError(
-                f"{goal} holds a data set that was packed from something else, or before the source changed",
+                f"{dest} holds a data set that was sharded from something else, or before the source changed",
                 hint="--overwrite replaces it when the new one is complete",
             )
-    elif os.path.exists(goal) and (not os.path.isdir(goal) or os.listdir(goal)):
-        raise InputError(f"{goal} exists and is not a data set", hint="choose a folder that does not exist yet")
+    elif os.path.exists(dest) and (not os.path.isdir(dest) or os.listdir(dest)):
+        raise InputError(f"{dest} exists and is not a data set", hint="choose a folder that does not exist yet")
     return None
 
 
@@ -204,14 +204,16 @@ def _begin_directory(folder: str, plan: ShardPlan, source: str) -> None:
     record = files.to_json({"digest": plan.digest, "source": os.path.abspath(source)})
     if files.create_exclusive(note, record):
         return
-    before = files.read_json(note) or {}
+    before = files.read_json(note)
+    if before is None:  # another command of the same source completed in between, and gave the directory its name
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), note)
     if before.get("digest") != plan.digest:
         if before.get("source") != os.path.abspath(source):
             raise InputError(
-                f"{folder} holds an unfinished pack of {before.get('source')}", hint=f"rm -r {folder}   # forgets it"
+                f"{folder} holds an unfinished dataset of {before.get('source')}", hint=f"rm -r {folder}   # forgets it"
             )
         raise InputError(
-            f"{source} or the settings changed since the pack in {folder} began",
+            f"{source} or the settings changed since the sharding in {folder} began",
             hint=f"rm -r {folder}   # and begin again with what is there now",
         )
 
@@ -233,8 +235,8 @@ def _manifest(plan: ShardPlan, source: str, name: str, shards: Sequence[Shard], 
             "include": [*plan.settings.include],
             "exclude": [*plan.settings.exclude],
         },
-        "packed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "packed_on": socket.gethostname(),
+        "sharded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "sharded_on": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:3])),
     }
     fields = list(dict.fromkeys(fields))
@@ -256,17 +258,17 @@ def _manifest(plan: ShardPlan, source: str, name: str, shards: Sequence[Shard], 
     )
 
 
-def _publish(folder: str, goal: str, result: Manifest, overwrite: bool) -> None:
-    """Give the finished folder its name, and free it of what killed or simultaneous packs left in it."""
+def _publish(folder: str, dest: str, result: Manifest, overwrite: bool) -> None:
+    """Give the finished folder its name, and free it of what killed or simultaneous commands left in it."""
     files.replace(os.path.join(folder, manifests.MANIFEST_NAME), manifests.encode_manifest(result))
     old = None
-    if overwrite and manifests.find_manifest(goal) is not None:
-        old = f"{goal}.old-{os.getpid()}"
-        os.rename(goal, old)
-    os.rename(folder, goal)
+    if overwrite and manifests.find_manifest(dest) is not None:
+        old = f"{dest}.old-{os.getpid()}"
+        os.rename(dest, old)
+    os.rename(folder, dest)
     wanted = {shard.name for shard in result.shards} | {shard.name + INDEX_SUFFIX for shard in result.shards}
-    for left in set(os.listdir(goal)) - wanted - {manifests.MANIFEST_NAME}:
-        os.unlink(os.path.join(goal, left))
+    for left in set(os.listdir(dest)) - wanted - {manifests.MANIFEST_NAME}:
+        os.unlink(os.path.join(dest, left))
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -288,9 +290,9 @@ def estimate_sharding(source: str, settings: ShardSettings, workers: int | None 
     """Look at the source and read some of it. Writes nothing."""
     plan = prepare_sharding(source, settings)
     names = [file for sample in plan.scan.samples for _, file in sample.files]
-    dice = random.Random(0)  # noqa: S311 (a choice of files, not a secret)
+    generator = random.Random(0)  # noqa: S311 (a choice of files, not a secret)
     began, size, count = time.perf_counter(), 0, 0
-    for file in dice.sample(names, min(_SAMPLED_FILES, len(names))):
+    for file in generator.sample(names, min(_SAMPLED_FILES, len(names))):
         try:
             size += len(read_file(plan.scan.root, file))
         except (OSError, ShoalError):

@@ -26,31 +26,31 @@ _MB = 1_000_000
 
 def shard_samples(
     samples: Iterable[Mapping[str, Any]],
-    goal: str,
+    dest: str,
     settings: ShardSettings = ShardSettings(),  # noqa: B008 (immutable)
     *,
     name: str | None = None,
     buffer: int = 10_000,
 ) -> Manifest:
-    """Write samples, each a dict of fields, into the new data set `goal`; after an error there is none.
+    """Write samples, each a dict of fields, into the new data set `dest`; after an error there is none.
 
     Values are bytes, text, whole numbers (as `cls`), or lists and dicts (as JSON). `__key__` names a sample; without
     it samples are numbered. Order is mixed within `buffer` samples with the settings' seed; None keeps it.
     """
     settings.check()
     if settings.format not in FORMATS or settings.format == "squashfs":
-        raise InputError(f"samples cannot be packed as {settings.format!r}", hint="format tar or tfrecord")
-    if os.path.exists(goal):
-        raise InputError(f"{goal} exists already", hint="choose a folder that does not exist yet")
-    folder = f"{goal.rstrip('/')}.packing-{os.getpid()}"
+        raise InputError(f"samples cannot be sharded as {settings.format!r}", hint="format tar or tfrecord")
+    if os.path.exists(dest):
+        raise InputError(f"{dest} exists already", hint="choose a folder that does not exist yet")
+    folder = f"{dest.rstrip('/')}.sharding-{os.getpid()}"
     os.makedirs(folder)
     try:
         state = _SampleShardWriter(folder, settings)
         for sample in samples if settings.seed is None else _shuffle_buffer(samples, buffer, settings.seed):
             state.add(sample)
-        result = state.finish(name or os.path.basename(goal.rstrip("/")))
+        result = state.finish(name or os.path.basename(dest.rstrip("/")))
         files.replace(os.path.join(folder, manifests.MANIFEST_NAME), manifests.encode_manifest(result))
-        os.rename(folder, goal)
+        os.rename(folder, dest)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return result
@@ -103,7 +103,7 @@ class _SampleShardWriter:
     def finish(self, name: str) -> Manifest:
         self._close()
         if not self._count:
-            raise InputError("there is nothing to pack: the iterator gave no sample")
+            raise InputError("there is nothing to shard: the iterator gave no sample")
         fields = list(self._fields)
         return Manifest(
             version=manifests.MANIFEST_VERSION,
@@ -118,7 +118,7 @@ class _SampleShardWriter:
             source={
                 "path": "an iterator",
                 "settings": self._settings._asdict(),
-                "packed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "sharded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             },
             tool=f"shoal {__version__}",
         )
@@ -142,13 +142,13 @@ def _field_bytes(field: str, value: Any) -> bytes:
 
 def _shuffle_buffer(samples: Iterable[Mapping[str, Any]], size: int, seed: int) -> Iterator[Mapping[str, Any]]:
     """Each sample leaves the buffer at a random time."""
-    dice = random.Random(seed)  # noqa: S311 (an order, not a secret)
+    generator = random.Random(seed)  # noqa: S311 (an order, not a secret)
     waiting: list[Mapping[str, Any]] = []
     for sample in samples:
         waiting.append(sample)
         if len(waiting) >= max(1, size):
-            place = dice.randrange(len(waiting))
+            place = generator.randrange(len(waiting))
             waiting[place], waiting[-1] = waiting[-1], waiting[place]
             yield waiting.pop()
-    dice.shuffle(waiting)
+    generator.shuffle(waiting)
     yield from waiting

@@ -41,7 +41,7 @@ def write_shards(
     workers: int | None,
     progress: Callable[[int, int], None],
 ) -> tuple[list[Shard], list[str]]:
-    """Write the shards that lack. The first error stops everything; finished shards stay for the next try."""
+    """Write the shards that lack. The first error stops everything; finished shards stay for the next attempt."""
     todo = deque(number for number in range(plan.shards) if number not in done)
     sizes = [sum(sample.size for sample in plan.samples(number)) for number in range(plan.shards)]
     total, ready = sum(sizes), sum(sizes[number] for number in done)
@@ -71,7 +71,7 @@ def write_one(plan: ShardPlan, folder: str, number: int) -> Shard:
         for sample, contents in _sample_contents(plan.scan.root, plan.samples(number)):
             if isinstance(contents, str):
                 if not plan.settings.skip_bad:
-                    raise InputError(f"cannot pack {contents}", hint="--skip-bad leaves such files out and lists them")
+                    raise InputError(f"cannot shard {contents}", hint="--skip-bad leaves such files out and lists them")
                 bad.append(contents)
                 continue
             values = [
@@ -88,14 +88,14 @@ def read_file(root: str, file: SourceFile) -> bytes:
     """The bytes of a file that is still the one the scan saw; OSError or ShoalError otherwise."""
     fd = os.open(os.path.join(root, file.path), os.O_RDONLY | os.O_CLOEXEC)
     try:
-        told = os.fstat(fd)
+        status = os.fstat(fd)
         data = os.read(fd, file.size + 1)
         while 0 < len(data) < file.size and (more := os.read(fd, file.size + 1 - len(data))):
             data += more
     finally:
         os.close(fd)
-    if len(data) != file.size or told.st_mtime_ns != file.mtime_ns:
-        raise ShoalError("it changed while it was packed")
+    if len(data) != file.size or status.st_mtime_ns != file.mtime_ns:
+        raise ShoalError("it changed while it was sharded")
     return data
 
 
@@ -166,7 +166,7 @@ def _in_processes(plan: ShardPlan, folder: str, todo: deque[int], count: int) ->
                     answer = pipe.recv()
                 except EOFError:
                     raise ShoalError(
-                        "a packing process was killed, perhaps for lack of memory",
+                        "a sharding process was killed, perhaps for lack of memory",
                         hint="run the same command again: finished shards are kept (fewer --workers need less memory)",
                     ) from None
                 if isinstance(answer, BaseException):

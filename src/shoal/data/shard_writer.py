@@ -93,18 +93,18 @@ def disk_errors_at(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, error.filename or path) from None
 
 
-def run_writer(argv: Sequence[str], goal: str) -> None:
-    """Run a program that writes below `goal`; its first complaint as an error if it fails."""
+def run_writer(argv: Sequence[str], dest: str) -> None:
+    """Run a program that writes below `dest`; its first complaint as an error if it fails."""
     done = subprocess.run(list(argv), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         first = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
-        raise writer_error(first if first.startswith(argv[0]) else f"{argv[0]}: {first}", goal)
+        raise writer_error(first if first.startswith(argv[0]) else f"{argv[0]}: {first}", dest)
 
 
-def writer_error(text: str, goal: str) -> ShoalError:
-    """An error of another program that wrote below `goal`: of a full disk if that is what it complains about."""
+def writer_error(text: str, dest: str) -> ShoalError:
+    """An error of another program that wrote below `dest`: of a full disk if that is what it complains about."""
     full = "no space left" in text.lower()
-    return DiskError(text, hint=full_disk_hint(goal)) if full else ShoalError(text)
+    return DiskError(text, hint=full_disk_hint(dest)) if full else ShoalError(text)
 
 
 FORMATS = {"tar": ".tar", "tfrecord": ".tfrecord", "squashfs": ".squashfs"}
@@ -292,20 +292,20 @@ def make_squashfs(source: str, folder: str, workers: int | None) -> Shard:
     return Shard(name=SQUASHFS_NAME, size=size, samples=0, crc32=checksum)
 
 
-def extract_squashfs(image: str, goal: str) -> None:
+def extract_squashfs(image: str, dest: str) -> None:
     """Restore the folder from its image."""
-    argv = [_squashfs_program("unsquashfs"), "-no-progress", "-quiet", "-d", goal, image]
+    argv = [_squashfs_program("unsquashfs"), "-no-progress", "-quiet", "-d", dest, image]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise _squashfs_error("unsquashfs", done, os.path.dirname(os.path.abspath(goal)))
+        raise _squashfs_error("unsquashfs", done, os.path.dirname(os.path.abspath(dest)))
 
 
 def _squashfs_error(program: str, done: subprocess.CompletedProcess[str], folder: str) -> ShoalError:
     """The last complaint of a program, which may have said before that the disk below `folder` is full."""
-    said = done.stderr + done.stdout
+    output = done.stderr + done.stdout
     text = (done.stderr or done.stdout).strip().splitlines()
     last = f"{program} failed: {text[-1] if text else f'exit code {done.returncode}'}"
-    full = "no space left" in said.lower() and "no space left" not in last.lower()
+    full = "no space left" in output.lower() and "no space left" not in last.lower()
     return writer_error(f"{last} (no space left on device)" if full else last, folder)
 
 

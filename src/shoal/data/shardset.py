@@ -93,22 +93,22 @@ class ShardSet:
         return self._indexes[shard]
 
     def _stored_index(self, shard: int) -> ShardIndex | None:
-        """The index that was packed with the shard. It has the labels, so a damaged one is never used."""
-        told = self.manifest.shards[shard]
+        """The index that was sharded with the shard. It has the labels, so a damaged one is never used."""
+        entry = self.manifest.shards[shard]
         damage: ShoalError | None = None
         for folder in (self.folder, self.source):
-            path = os.path.join(folder or "", told.name + INDEX_SUFFIX)
+            path = os.path.join(folder or "", entry.name + INDEX_SUFFIX)
             try:
                 index = open_index(path) if folder is not None else None
             except FileNotFoundError:
                 continue
             except ShoalError as error:
                 index, damage = None, error
-            if index is not None and self.checked and told.index_crc32 not in ("", f"{crc32(index.data):08x}"):
+            if index is not None and self.checked and entry.index_crc32 not in ("", f"{crc32(index.data):08x}"):
                 index, damage = None, ShoalError(f"{path} is damaged: it has a wrong checksum")
             if index is not None:
                 if damage is not None:
-                    self._note_damage(told.name + INDEX_SUFFIX, str(damage))
+                    self._note_damage(entry.name + INDEX_SUFFIX, str(damage))
                 return index
         if damage is not None:
             raise ShoalError(damage.message, hint=f"shoal data verify {self.folder}")
@@ -141,7 +141,7 @@ class ShardSet:
                         )
                     )
                 except OSError:
-                    return  # A wish only: without it the shard comes in its turn.
+                    return  # Only a prefetch: without it the shard comes in its turn.
 
     def _wait_for(self, shard: int, path: str) -> str:
         home, free_since = str(self.staged), None

@@ -65,7 +65,7 @@ def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
         raise InputError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}") from None
     before = {}
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
-        before[number] = signal.signal(number, lambda told, frame: child.send_signal(told))
+        before[number] = signal.signal(number, lambda received, frame: child.send_signal(received))
     try:
         code = child.wait()
     finally:

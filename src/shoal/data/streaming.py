@@ -53,7 +53,7 @@ class SampleStream:
 
     An iteration that was broken off is begun anew by the next one, unless a state was loaded in between.
 
-    seed       of the order; None keeps the order of packing
+    seed       of the order; None keeps the order of sharding
     epoch      the first epoch to iterate
     rank, world  this process among all; taken from RANK and WORLD_SIZE if not given
     remainder  when the samples do not divide by the ranks: "keep" all (ranks differ by one), "drop" or "pad" (repeat)
@@ -262,13 +262,13 @@ class _PlannedBlock(NamedTuple):
 def resolve_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     """(rank, world) as given, else as the launcher says. Half an answer is refused: ranks would read the same."""
     if rank is None and world is None:
-        told = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-        if int(told[1] or 1) > 1 and not told[0]:
+        rank_text, world_text = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+        if int(world_text or 1) > 1 and not rank_text:
             raise InputError(
-                f"WORLD_SIZE is {told[1]} and RANK is not set, so every process would read the same samples",
+                f"WORLD_SIZE is {world_text} and RANK is not set, so every process would read the same samples",
                 hint="data.stream(rank=..., world=...)",
             )
-        return int(told[0] or 0), int(told[1] or 1)
+        return int(rank_text or 0), int(world_text or 1)
     if rank is None or world is None:
         raise InputError(f"rank and world belong together, not rank={rank} and world={world}")
     return rank, world

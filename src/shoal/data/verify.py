@@ -161,14 +161,14 @@ class ExtractResult(NamedTuple):
 
 
 def extract_dataset(
-    path: str, goal: str, *, progress: Callable[[int, int], None] = lambda done, total: None
+    path: str, dest: str, *, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> ExtractResult:
-    """Write the files of a data set into the new folder `goal`, each compared with its checksum; all or nothing."""
+    """Write the files of a data set into the new folder `dest`, each compared with its checksum; all or nothing."""
     folder, manifest = find_dataset(path)
-    goal = goal.rstrip("/")
-    if os.path.exists(goal) and (not os.path.isdir(goal) or os.listdir(goal)):
-        raise InputError(f"{goal} exists already", hint="choose a folder that does not exist yet")
-    temp = f"{goal}.unpacking-{os.getpid()}"
+    dest = dest.rstrip("/")
+    if os.path.exists(dest) and (not os.path.isdir(dest) or os.listdir(dest)):
+        raise InputError(f"{dest} exists already", hint="choose a folder that does not exist yet")
+    temp = f"{dest}.unpacking-{os.getpid()}"
     total, done, count = sum(shard.size for shard in manifest.shards), 0, 0
     size = 0
     try:
@@ -183,25 +183,25 @@ def extract_dataset(
                 files, written = _extract_shard(os.path.join(folder, shard.name), temp)
                 count, size, done = count + files, size + written, done + shard.size
                 progress(done, total)
-        os.rename(temp, goal)
+        os.rename(temp, dest)
     finally:
         shutil.rmtree(temp, ignore_errors=True)
-    return ExtractResult(goal, count, size)
+    return ExtractResult(dest, count, size)
 
 
-def _extract_shard(path: str, goal: str) -> tuple[int, int]:
+def _extract_shard(path: str, dest: str) -> tuple[int, int]:
     index = open_index(path + INDEX_SUFFIX) if os.path.exists(path + INDEX_SUFFIX) else external_shards.index_for(path)
     files = size = 0
     with open(path, "rb") as shard:
         for number in range(len(index)):
             for name, data in _sample_files(index, index.sample(number), shard.fileno(), path):
-                _write_file(os.path.join(os.fsencode(goal), name), data, path)
+                _write_file(os.path.join(os.fsencode(dest), name), data, path)
                 files, size = files + 1, size + len(data)
     return files, size
 
 
 def _sample_files(index: ShardIndex, sample: IndexedSample, fd: int, path: str) -> list[tuple[bytes, bytes]]:
-    """(name, bytes) of a sample's files. What shoal added when it packed files, such as class numbers, is no file."""
+    """(name, bytes) of a sample's files. What shoal added when it sharded files, such as class numbers, is no file."""
     from_files = any(member.path for member in sample.members)
     found = []
     for member in sample.members:
@@ -221,7 +221,7 @@ def _sample_files(index: ShardIndex, sample: IndexedSample, fd: int, path: str) 
 
 
 def _safe_path(name: bytes) -> bytes:
-    """A name that stays in the goal's folder, whatever an archive says."""
+    """A name that stays in the dest's folder, whatever an archive says."""
     parts = [part for part in name.split(b"/") if part not in (b"", b".", b"..")]
     return b"/".join(parts) or b"_"
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.describe.locate import code_path
 from shoal.describe.program_source import find_reader
 from shoal.describe.project import Project
 from shoal.describe.sweep_runs import near_placeholder
@@ -48,6 +49,19 @@ class _ShellProgram(NamedTuple):
     is_inline: bool
 
 
+def check_arguments(specs: Sequence[RunSpec], project: Project) -> list[str]:
+    """Remarks on the words of runs, each once; InputError for values that reach no program."""
+    return [
+        *unused_seeds(specs),
+        *refuse_dropped_arguments(specs),
+        *unused_parameters(specs, project),
+        *refuse_braces_in_values(specs),
+        *bool_parameters_as_text(specs),
+        *unused_checkpoints(specs),
+        *ignored_directives(specs),
+    ]
+
+
 def unused_seeds(specs: Iterable[RunSpec]) -> list[str]:
     """A remark for each sweep whose seeds are in no argument, and whose program does not seem to read them itself."""
     first: dict[tuple[object, ...], int] = {}
@@ -58,9 +72,9 @@ def unused_seeds(specs: Iterable[RunSpec]) -> list[str]:
         words = _words(spec)
         if first.setdefault((spec.sweep, words, repr(spec.params)), spec.seed) == spec.seed:
             continue
-        heard = _reads_any(spec, ("seed",), "SHOAL_SEED")
+        is_read = _reads_any(spec, ("seed",), "SHOAL_SEED")
         remark = f"no argument of {spec.sweep} has the seed: put {{seed}} into its command, or read $SHOAL_SEED"
-        settled[spec.sweep] = None if heard else remark
+        settled[spec.sweep] = None if is_read else remark
     return [remark for remark in settled.values() if remark]
 
 
@@ -72,14 +86,14 @@ def unused_checkpoints(specs: Iterable[RunSpec]) -> list[str]:
             continue
         key = (spec.step_kind, _words(spec))
         if key not in settled:
-            heard = _reads_any(spec, ("start_from", "parent_dir"), "SHOAL_START_FROM", "SHOAL_PARENT_DIR")
-            settled[key] = None if heard else spec.name
+            is_read = _reads_any(spec, ("start_from", "parent_dir"), "SHOAL_START_FROM", "SHOAL_PARENT_DIR")
+            settled[key] = None if is_read else spec.name
     names = [name for name in settled.values() if name]
     more = f" (and {len(names) - 1} others like it)" if len(names) > 1 else ""
-    told = (
+    sentence = (
         "may not load the checkpoint that it starts from: put {start_from} into its command, or read $SHOAL_START_FROM"
     )
-    return [f"{names[0]}{more} {told}"] if names else []
+    return [f"{names[0]}{more} {sentence}"] if names else []
 
 
 def unused_parameters(specs: Iterable[RunSpec], project: Project) -> list[str]:
@@ -94,6 +108,8 @@ def unused_parameters(specs: Iterable[RunSpec], project: Project) -> list[str]:
     for sweep, runs in sweeps.items():
         names = dict.fromkeys(name for spec in runs for name in spec.params if name not in spec.derived)
         silent = [name for name in names if not _has_parameter(runs, name)]
+        filled = set(placeholder_names(_words(runs[0])))
+        silent += [name for name in runs[0].search.get("space", ()) if name not in filled and name not in names]
         if silent and not _reads_any(runs[0], (), "SHOAL_PARAMS"):
             wanted = "{" + "}, {".join(silent) + "}"
             remarks.append(
@@ -132,9 +148,9 @@ def bool_parameters_as_text(specs: Iterable[RunSpec]) -> list[str]:
             word = f"--{name}={format_value(value)}"
             if value is not False or spec.sweep is None or (spec.sweep, name) in settled or word not in spec.args:
                 continue
-            file = find_reader("type=bool", Path(spec.cwd), _words(spec))
-            told = f"{spec.sweep} passes {word}, and {file} has type=bool: argparse takes any text as true"
-            settled[spec.sweep, name] = told if file else None
+            file = find_reader("type=bool", Path(spec.start_dir), _words(spec))
+            sentence = f"{spec.sweep} passes {word}, and {file} has type=bool: argparse takes any text as true"
+            settled[spec.sweep, name] = sentence if file else None
     return [remark for remark in settled.values() if remark]
 
 
@@ -148,7 +164,7 @@ def refuse_dropped_arguments(specs: Iterable[RunSpec]) -> list[str]:
         if key in seen:
             continue
         seen.add(key)
-        shell = _shell_of(spec.command, spec.cwd)
+        shell = _shell_of(spec.command, spec.start_dir)
         if shell is None:
             continue
         own = spec.command[shell.first :]
@@ -163,8 +179,8 @@ def refuse_dropped_arguments(specs: Iterable[RunSpec]) -> list[str]:
                 continue
             problem = _dropped_argument_error(spec, shell, word, number)
             if _mentions(shell.text, number):
-                told = "uses its arguments only in comments, quotes, functions and what it prints"
-                remarks[problem.message.replace("does not use its arguments", told)] = None
+                sentence = "uses its arguments only in comments, quotes, functions and what it prints"
+                remarks[problem.message.replace("does not use its arguments", sentence)] = None
             elif shell.is_inline or not _SOURCE.search(shell.text):
                 raise problem
             else:
@@ -177,10 +193,10 @@ def ignored_directives(specs: Iterable[RunSpec]) -> list[str]:
     remarks: dict[str, None] = {}
     seen: set[tuple[str, ...]] = set()
     for spec in specs:
-        if (key := tuple(spec.command)) in seen:
+        if spec.in_place or (key := tuple(spec.command)) in seen:
             continue
         seen.add(key)
-        shell = _shell_of(spec.command, spec.cwd)
+        shell = _shell_of(spec.command, spec.start_dir)
         if shell is not None and not shell.is_inline and _DIRECTIVE.search(shell.text):
             script, step = spec.command[shell.first - 1], spec.step_kind
             remarks[f"#SBATCH lines of {script} are not read: the request is that of step {step!r} and of its call"] = (
@@ -206,7 +222,7 @@ def _dropped_argument_error(spec: RunSpec, shell: _ShellProgram, word: str, numb
 
 def _shell_of(command: Sequence[str], cwd: str) -> _ShellProgram | None:
     """The shell that a command is, or starts at once; None where there is none or its text is not known."""
-    start = 0
+    start, cwd = 0, code_path(cwd, os.environ)
     if os.path.basename(command[0]) in _WRAPPERS:
         start = next((at for at, word in enumerate(command) if os.path.basename(word) in _SHELLS), 0)
     if os.path.basename(command[start]) not in _SHELLS:
@@ -285,7 +301,7 @@ def _reads_any(spec: RunSpec, names: Sequence[str], *variables: str) -> bool:
     words = _words(spec)
     if set(placeholder_names(words)) & set(names) or any(variable in word for word in words for variable in variables):
         return True
-    return any(find_reader(variable, Path(spec.cwd), words) for variable in variables)
+    return any(find_reader(variable, Path(spec.start_dir), words) for variable in variables)
 
 
 def _has_parameter(runs: Sequence[RunSpec], name: str) -> bool:

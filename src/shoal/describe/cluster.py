@@ -18,6 +18,7 @@ from shoal.describe import tables
 from shoal.describe.document import Table
 from shoal.describe.launches import Container
 from shoal.describe.tables import (
+    BadValue,
     Count,
     CountOrZero,
     Plain,
@@ -29,6 +30,7 @@ from shoal.describe.tables import (
     read_by,
     rule,
 )
+from shoal.errors import InputError
 from shoal.model import ContainerSettings
 
 LOCAL = "local"
@@ -119,6 +121,67 @@ class MatchTable(SettingsTable, frozen=True, omit_defaults=True):
     host: Text | None = None
 
 
+def _is_price(value: float) -> bool:
+    return 0 < value < 1e9  # neither nan nor inf, which TOML can write
+
+
+Price = Annotated[float, rule(_is_price, "a price per hour greater than 0", 'price = { gpu = 1.2, currency = "EUR" }')]
+Currency = Annotated[
+    Text, rule(re.compile(r"[A-Za-z€$£¥]{1,12}").fullmatch, "a currency of up to 12 letters", 'currency = "EUR"')
+]
+
+
+class PriceTable(SettingsTable, frozen=True, omit_defaults=True):
+    """`price = { ... }`: what an hour costs of one GPU, CPU or GB of memory, or of one unit of Slurm's billing."""
+
+    gpu: Price = 0.0
+    cpu: Price = 0.0
+    memory_gb: Price = 0.0
+    billing: Price = 0.0
+    currency: Currency = ""
+
+    def __post_init__(self) -> None:
+        parts = (self.gpu, self.cpu, self.memory_gb)
+        if (any(parts) or bool(self.billing)) != bool(self.currency):
+            missing = "currency" if not self.currency else "gpu, cpu, memory_gb or billing"
+            raise BadValue(f"{missing} is missing", hint='price = { gpu = 1.2, currency = "EUR" }')
+        if self.billing and any(parts):
+            raise BadValue(
+                "billing units count GPUs, CPUs and memory already",
+                key=("billing",),
+                hint='price = { billing = 0.01, currency = "EUR" }',
+            )
+
+
+def _is_ssh_host(host: str) -> bool:
+    # A leading dash would be an option of ssh; anything else that is odd belongs into the user's ssh configuration.
+    return (
+        re.fullmatch(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_\[][A-Za-z0-9._:%\]-]*", host, re.ASCII) is not None
+    )
+
+
+def _is_directory_there(path: str) -> bool:
+    inside = path.removeprefix("~/")
+    return not ("$" in path or "\\" in path or inside.startswith("~") or ".." in inside.split("/")) and bool(
+        inside.strip("/. ")
+    )
+
+
+SshHost = Annotated[Text, rule(_is_ssh_host, "a Host of your ssh configuration", 'host = "galvani"')]
+SshDirectory = Annotated[
+    Text, rule(_is_directory_there, "an absolute path or one below ~/, without $ and ..", 'directory = "~/lead"')
+]
+
+
+class SshTable(SettingsTable, frozen=True, omit_defaults=True):
+    """[clusters.NAME.ssh]: the login node as a Host of the user's ssh configuration, and the project's directory there.
+    `python` is the interpreter that shoal uses there, where the ones on PATH are too old."""
+
+    host: SshHost | None = None
+    directory: SshDirectory | None = None
+    python: Text | None = None
+
+
 class QosTable(SettingsTable, frozen=True):
     """What [clusters.NAME] and each of its [clusters.NAME.qos.QOS] may say. `partition` is by GPU type, with "default"
     for the rest; an empty one leaves it to Slurm."""
@@ -152,6 +215,8 @@ class ClusterTable(QosTable, frozen=True):
     network: Annotated[str, one_of(NETWORKS)] | None = None
     flags: Strings = ()
     container: Container = ContainerSettings()
+    price: PriceTable = PriceTable()
+    ssh: SshTable = SshTable()
 
 
 CLUSTER_KEYS = ("match", *(name for name in ClusterTable.__struct_fields__ if name != "match"))
@@ -229,7 +294,7 @@ def _flat(table: Table, checked: QosTable) -> Values:
         value = getattr(checked, key)
         if key == "partition" and not isinstance(raw, dict):
             found[key] = Sourced(value["default"], table.place(key))
-        elif isinstance(value, dict | MatchTable | ContainerSettings):
+        elif isinstance(value, dict | MatchTable | PriceTable | SshTable | ContainerSettings):
             for name, inner in (value if isinstance(value, dict) else msgspec.to_builtins(value)).items():
                 found[f"{key}.{name}"] = Sourced(inner, table.place(key, name))
         elif not isinstance(raw, dict):
@@ -247,13 +312,24 @@ def build_cluster(name: str, layer: Layer) -> Cluster:
         else:
             fields[key] = {"default": sourced.value} if key == "partition" else sourced.value
     fields["match"] = MatchTable(**fields.get("match", {}))
+    fields["price"] = PriceTable(**fields.get("price", {}))
+    if name in (LOCAL, UNNAMED) and (here := [key for key in layer.values if key.startswith("ssh.")]):
+        raise InputError(
+            f"{name} is this machine, so [clusters.{name}.ssh] has no effect",
+            hint='[clusters.galvani.ssh] host = "galvani"   # a profile with a name of its own',
+            place=layer.values[here[0]].origin,
+        )
+    fields["ssh"] = SshTable(**fields.get("ssh", {}))
     fields["container"] = ContainerSettings(**fields.get("container", {}))
     return Cluster(name=name, layer=layer, **fields)
 
 
 def _merge(lower: Mapping[str, Sourced], upper: Mapping[str, Sourced]) -> Values:
-    """A partition written as one string replaces a whole table of them; a table over a string keeps it as default."""
+    """A partition written as one string replaces a whole table of them; a table over a string keeps it as default. A
+    price replaces a whole price."""
     kept = dict(lower)
+    if any(key.startswith("price.") for key in upper):
+        kept = {key: value for key, value in kept.items() if not key.startswith("price.")}
     if "partition" in upper:
         kept = {key: value for key, value in kept.items() if not key.startswith("partition.")}
     elif "partition" in kept and any(key.startswith("partition.") for key in upper):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from shoal.describe.run_specs import PlannedRun
+import msgspec
+
+from shoal.describe.run_specs import PlannedRun, RequestedRun
 from shoal.errors import InputError
-from shoal.model import ACTIVE_STATES, RunSpec
+from shoal.model import ACTIVE_STATES, RunSpec, state_verb
+from shoal.names import SMOKE_SUFFIX
+from shoal.units import natural_sort_key
 
 
 class BlockedRun(NamedTuple):
@@ -18,8 +23,35 @@ class BlockedRun(NamedTuple):
     reason: str
 
 
-def parents_of(specs: Iterable[RunSpec]) -> set[str]:
-    return {name for spec in specs for name in spec.parents}
+def expand_parent_patterns(
+    asked: Sequence[RequestedRun], recorded: Callable[[], Iterable[str]]
+) -> Sequence[RequestedRun]:
+    """Each run with the runs that patterns among its parents stand for: `020_b2d_*`, of those asked for and of those
+    recorded before. A pattern that matches none is an InputError."""
+    if not any(is_pattern(parent) for one in asked for parent in one.run.spec.parents):
+        return asked
+    names = sorted({*recorded(), *(one.run.spec.name for one in asked)}, key=natural_sort_key)
+    names = [name for name in names if not name.endswith(SMOKE_SUFFIX)]
+    return [_with_expanded_parents(one, names) for one in asked]
+
+
+def _with_expanded_parents(one: RequestedRun, names: Sequence[str]) -> RequestedRun:
+    spec = one.run.spec
+    parents: dict[str, None] = {}
+    for parent in spec.parents:
+        matches = [name for name in names if fnmatchcase(name, parent) and name != spec.name]
+        if is_pattern(parent) and not matches:
+            raise InputError(
+                f"{spec.name}: no run matches {parent!r} in `after`",
+                hint="submit the files that describe these runs together with this one",
+            )
+        parents.update(dict.fromkeys(matches if is_pattern(parent) else [parent]))
+    spec = msgspec.structs.replace(spec, parents=list(parents))
+    return one._replace(run=one.run._replace(spec=spec))
+
+
+def is_pattern(name: str) -> bool:
+    return any(letter in name for letter in "*?[")
 
 
 def check_dependencies(specs: Sequence[RunSpec], known: Collection[str]) -> None:
@@ -62,7 +94,7 @@ def _refuse_cycles(by_name: Mapping[str, RunSpec]) -> None:
 def order_runs(start: Sequence[PlannedRun], states: Mapping[str, str]) -> tuple[list[PlannedRun], list[BlockedRun]]:
     """Parents first, each run with the parents it still has to wait for (`needs`); and the runs that are held.
 
-    `states` are those of parents that are not started by this order. One that ended badly holds its own branch alone.
+    `states` are those of parents that are not started by this command. One that failed holds its own branch alone.
     """
     by_name = {run.spec.name: run for run in start}
     placed: dict[str, PlannedRun] = {}
@@ -85,7 +117,7 @@ def order_runs(start: Sequence[PlannedRun], states: Mapping[str, str]) -> tuple[
             if reason is not None:
                 held[run.spec.name] = BlockedRun(run, reason)
                 continue
-            needs = tuple(p for p in run.spec.parents if p in placed or states.get(p) != "done")
+            needs = tuple(p for p in run.spec.parents if p in placed or states.get(p) != "completed")
             placed[run.spec.name] = run._replace(needs=needs)
 
     for run in start:
@@ -101,4 +133,4 @@ def _block_run(
     if name in held:
         return f"its parent {name} waits itself"
     state = states.get(name, "new")
-    return None if state == "done" or state in ACTIVE_STATES else f"its parent {name} is {state}"
+    return None if state == "completed" or state in ACTIVE_STATES else f"its parent {name} {state_verb(state)}"

@@ -7,12 +7,17 @@ accepted it by then.
 from __future__ import annotations
 
 import re
-import tomllib
+import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.describe.tables import BadValue, Key, convert, expected
 from shoal.errors import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 T = TypeVar("T")
 

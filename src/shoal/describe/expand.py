@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.describe.expressions import EvaluationError, Expression
 from shoal.describe.parameters import MAX_RUNS, Params, Scalar, check_scalar, format_value
@@ -26,12 +26,14 @@ class SweepPoint(NamedTuple):
     request: Request
     cost: float | None
     place: str
+    #: Of a trial: what chooses its other parameters when it starts.
+    search: Mapping[str, Any] = {}
 
     @property
     def values(self) -> Params:
         return {**self.params, **self.derived}
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The point for messages: depth = 4, lr = 0.1, seed = 0."""
         shown = {**self.params, **({} if self.seed is None else {"seed": self.seed})}
         return ", ".join(f"{name} = {format_value(value)}" for name, value in shown.items()) or "the only point"
@@ -39,7 +41,8 @@ class SweepPoint(NamedTuple):
 
 def count_points(block: SweepBlock) -> int:
     """How many points the block has before exclusions; computed, not built."""
-    return math.prod(len(axis) for axis in block.axes) * (1 if block.seeds is None else len(block.seeds))
+    trials = 1 if block.search is None else block.search.trials
+    return trials * math.prod(len(axis) for axis in block.axes) * (1 if block.seeds is None else len(block.seeds))
 
 
 def expand_points(block: SweepBlock) -> list[SweepPoint]:
@@ -51,11 +54,11 @@ def expand_points(block: SweepBlock) -> list[SweepPoint]:
         )
         raise InputError(
             f"this describes {total:,} runs ({sizes}); {MAX_RUNS:,} are the limit",
-            hint="fewer values, zip instead of a grid, or samples = 100 of random draws",
+            hint="fewer values, zip instead of a grid, or num_samples = 100 random draws",
             place=block.place,
         )
-    order = _derivation_order(block)
-    _check_names(block)
+    order = derivation_order(block)
+    check_names(block)
     requests: dict[tuple[object, ...], Request] = {}
     points = [_make_point(block, params, seed, order, requests) for params, seed in _combinations(block)]
     if not points:
@@ -72,7 +75,7 @@ def _combinations(block: SweepBlock) -> Iterator[tuple[Params, int | None]]:
         for cell in row:
             params.update(cell)
         for seed in seeds:
-            if not any(_rule_applies(rule, _with_seed(params, seed)) for rule in early):
+            if not any(rule_applies(rule, _with_seed(params, seed)) for rule in early):
                 yield params, seed
 
 
@@ -84,10 +87,10 @@ def _make_point(
     for name in order:
         formula = block.derived[name]
         values[name] = derived[name] = (
-            _derived_value(name, formula, values) if isinstance(formula, Expression) else formula
+            derived_value(name, formula, values) if isinstance(formula, Expression) else formula
         )
     for rule in block.require:
-        if not _rule_applies(rule, values):
+        if not rule_applies(rule, values):
             assert rule.expression is not None  # noqa: S101 (requirements are expressions)
             raise InputError(
                 f"the run with {_describe_point(params, seed)} breaks the rule {rule.expression.source!r} "
@@ -102,7 +105,7 @@ def _make_point(
     return SweepPoint(params, kept, seed, _request(block, values, requests), cost, block.place)
 
 
-def _derivation_order(block: SweepBlock) -> list[str]:
+def derivation_order(block: SweepBlock) -> list[str]:
     """Derived values so that each comes after those it reads; a circle is an error that shows it."""
     done: dict[str, None] = {}
     path: list[str] = []
@@ -127,7 +130,7 @@ def _derivation_order(block: SweepBlock) -> list[str]:
     return list(done)
 
 
-def _check_names(block: SweepBlock) -> None:
+def check_names(block: SweepBlock) -> None:
     """Every name that an expression reads must be a parameter of some point."""
     known = {*block.params, *block.derived, "seed", *(name for axis in block.axes for row in axis for name in row)}
     rules = [rule.expression for rule in (*block.exclude, *block.require) if rule.expression is not None]
@@ -150,7 +153,7 @@ def _check_names(block: SweepBlock) -> None:
                 raise InputError(f"exclude speaks of {name}, which is no parameter", place=rule.place)
 
 
-def _rule_applies(rule: SweepRule, values: Mapping[str, Scalar]) -> bool:
+def rule_applies(rule: SweepRule, values: Mapping[str, Scalar]) -> bool:
     if rule.expression is None:
         return all(name in values and values[name] == value for name, value in rule.match.items())
     try:
@@ -159,7 +162,7 @@ def _rule_applies(rule: SweepRule, values: Mapping[str, Scalar]) -> bool:
         raise _evaluation_error(rule.expression, error, values) from None
 
 
-def _derived_value(name: str, formula: Expression, values: Mapping[str, Scalar]) -> Scalar:
+def derived_value(name: str, formula: Expression, values: Mapping[str, Scalar]) -> Scalar:
     try:
         return check_scalar(formula.value(values), place=formula.place)
     except EvaluationError as error:
@@ -169,7 +172,7 @@ def _derived_value(name: str, formula: Expression, values: Mapping[str, Scalar])
 
 
 def _derived_number(name: str, formula: Expression, values: Mapping[str, Scalar]) -> float:
-    value = _derived_value(name, formula, values)
+    value = derived_value(name, formula, values)
     if isinstance(value, str) or value < 0:
         raise InputError(
             f"{name} is {value!r}, for {_describe_values(values)}: it must be a number from 0", place=formula.place
@@ -187,7 +190,7 @@ def _request(block: SweepBlock, values: Mapping[str, Scalar], known: dict[tuple[
                     continue
             except EvaluationError as error:
                 raise _evaluation_error(rule.when, error, values) from None
-        holding.append((rule, {name: _derived_value(name, formula, values) for name, formula in rule.computed.items()}))
+        holding.append((rule, {name: derived_value(name, formula, values) for name, formula in rule.computed.items()}))
     key = tuple((id(rule), *computed.values()) for rule, computed in holding)
     if key not in known:
         request = Request()

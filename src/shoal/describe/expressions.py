@@ -259,9 +259,9 @@ class _ExpressionBuilder:
             return lambda values: format_value(parts[0](values))
         if name not in _FUNCTIONS:
             raise self._refuse(f"there is no function {name!r}")
-        function, least, most = _FUNCTIONS[name]
-        if not least <= len(parts) <= most:
-            raise self._refuse(f"{name} takes {least} to {most} arguments")
+        function, min_count, max_count = _FUNCTIONS[name]
+        if not min_count <= len(parts) <= max_count:
+            raise self._refuse(f"{name} takes {min_count} to {max_count} arguments")
 
         def compute(values: ParameterValues) -> Any:
             arguments = [part(values) for part in parts]

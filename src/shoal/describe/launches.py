@@ -37,7 +37,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "accelerate": (*_RANKS, "independent", "options"),
     "deepspeed": ("processes", "interface", "independent", "options"),
     "replicas": (
-        *_RANKS, "replicas_per_node", "nodes_per_replica", "min_replicas", "finish", "restarts", "run_restarts",
+        *_RANKS, "replicas_per_node", "nodes_per_replica", "min_replicas", "min_finished", "restarts", "run_restarts",
         "backoff", "hang_after", "quorum_tick_ms", "join_timeout_ms", "heartbeat_timeout_ms", "args", "env",
     ),
 }  # fmt: skip
@@ -173,7 +173,7 @@ class LaunchTable(SettingsTable, frozen=True):
     replicas_per_node: Count | None = None
     nodes_per_replica: Count | None = None
     min_replicas: Count | None = None
-    finish: Count | None = None
+    min_finished: Count | None = None
     restarts: CountOrZero | None = None
     run_restarts: CountOrZero | None = None
     backoff_s: FloatSeconds | None = field(default=None, name="backoff")

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 
 TOML_NAME = "shoal.toml"
 STATE_NAME = ".shoal"
+#: Set where an order came over ssh (remote/stub.py): the project's directory on the cluster. The command itself runs in
+#: the snapshot of the code that came with the order.
+ROOT_VARIABLE = "SHOAL_ROOT"
+#: The project's directory in that snapshot.
+CODE_VARIABLE = "SHOAL_CODE"
 
 
 def find_root(start: str | os.PathLike[str]) -> str:
@@ -24,7 +29,10 @@ def find_root(start: str | os.PathLike[str]) -> str:
         if above == folder:
             from shoal.errors import InputError
 
-            raise InputError(f"no {TOML_NAME} in {here} or in any folder above it", hint="shoal init")
+            raise InputError(
+                f"no runs and no {TOML_NAME} in {here}, and no {TOML_NAME} in a directory above it",
+                hint="shoal run -- python train.py   # a first run; or describe a project with: shoal init",
+            )
         folder = above
 
 
@@ -34,8 +42,21 @@ def home_of(root: str | os.PathLike[str], environ: Mapping[str, str]) -> str:
     A relative SHOAL_HOME is meant from the project's root: from the current folder it would be another state in every
     folder, and a run submitted from two of them would exist twice.
     """
-    asked = environ.get("SHOAL_HOME")
+    asked, root = environ.get("SHOAL_HOME"), delivered_root(environ) or root
     return os.path.normpath(os.path.join(root, os.path.expanduser(asked) if asked else STATE_NAME))
+
+
+def delivered_root(environ: Mapping[str, str]) -> str | None:
+    """The project's directory on this cluster, for a command that came over ssh."""
+    return environ.get(ROOT_VARIABLE) or None
+
+
+def code_path(path: str, environ: Mapping[str, str]) -> str:
+    """Where a file of the project is read before its run starts: in the code that came over ssh, if it did."""
+    root, code = delivered_root(environ), environ.get(CODE_VARIABLE)
+    if not root or not code or os.path.commonpath([root, os.path.abspath(path)]) != root:
+        return path
+    return os.path.normpath(os.path.join(code, os.path.relpath(path, root)))
 
 
 def user_config_path(environ: Mapping[str, str]) -> str:
@@ -46,6 +67,7 @@ def user_config_path(environ: Mapping[str, str]) -> str:
     return os.path.join(base if os.path.isabs(base) else os.path.join(home, ".config"), "shoal", "config.toml")
 
 
-def home_here() -> str:
-    """The state directory of the project around the current directory, found without reading its configuration."""
-    return home_of(find_root(os.getcwd()), os.environ)
+def find_home(start: str | os.PathLike[str] | None = None) -> str:
+    """The state directory of the project around a directory, by default the current one, found without reading its
+    configuration."""
+    return home_of(find_root(os.getcwd() if start is None else start), os.environ)

@@ -44,6 +44,11 @@ _NUMBER = r"[+-]?(?:\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,3})?"
 _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(x?{_NUMBER}))?", re.ASCII)
 _SEEDS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _DISTRIBUTIONS = ("uniform", "log_uniform", "integers", "choice")
+#: What other tools call them.
+_OTHER_NAMES = {
+    "loguniform": "log_uniform", "int": "integers", "integer": "integers", "randint": "integers", "choices": "choice",
+    "categorical": "choice",
+}  # fmt: skip
 #: Drawn numbers are rounded, so that they read well in names and agree between machines.
 _SAMPLED_DIGITS = 4
 
@@ -54,7 +59,8 @@ def parse_values(text: str, *, place: str | None = None) -> list[Scalar]:
     for word in text.split(","):
         word = word.strip()
         if not word:
-            raise InputError(f"{text!r} has a comma too many", hint="lr=0.1,0.01", place=place)
+            some = ",".join(one.strip() for one in text.split(",") if one.strip()) or "0.1,0.01"
+            raise InputError(f"empty value in {text!r}", hint=f"use {some}", place=place)
         found += _range(word, place) if _RANGE.fullmatch(word) else [parse_value(word)]
         if len(found) > MAX_RUNS:
             raise _too_many_error(text, len(found), place)
@@ -105,7 +111,9 @@ def parse_seeds(given: Any, *, place: str | None = "--seeds") -> list[int] | Non
     return list(seeds)
 
 
-def draw_values(spec: Mapping[str, Any], name: str, count: int, seed: int, *, place: str | None = None) -> list[Scalar]:
+def draw_values(
+    spec: Mapping[str, Any], name: str, count: int, seed: int | str, *, place: str | None = None
+) -> list[Scalar]:
     """`count` random values of { uniform = [low, high] } and the like.
 
     The i-th value depends on the seed, the parameter's name and i alone: more samples keep the first ones, and another
@@ -129,8 +137,8 @@ def draw_values(spec: Mapping[str, Any], name: str, count: int, seed: int, *, pl
     if kind == "integers":
         return [int(low) + int(source.random() * (int(high) - int(low) + 1)) for _ in range(count)]
     if kind == "uniform":
-        return [_round_sampled(low + source.random() * (high - low)) for _ in range(count)]
-    return [_round_sampled(math.exp(math.log(low) + source.random() * math.log(high / low))) for _ in range(count)]
+        return [round_drawn(low + source.random() * (high - low)) for _ in range(count)]
+    return [round_drawn(math.exp(math.log(low) + source.random() * math.log(high / low))) for _ in range(count)]
 
 
 def _bounds(kind: str, given: Any, name: str, place: str | None) -> tuple[float, float]:
@@ -148,7 +156,8 @@ def _bounds(kind: str, given: Any, name: str, place: str | None) -> tuple[float,
     return low, high
 
 
-def _round_sampled(number: float) -> float:
+def round_drawn(number: float) -> float:
+    """A drawn number as a run gets it."""
     return float(f"{number:.{_SAMPLED_DIGITS}g}")
 
 
@@ -227,10 +236,10 @@ _MAX_NAME_LENGTH = 60
 
 
 class SamplesTable(SettingsTable, frozen=True):
-    """`samples = 20`, or a table."""
+    """The keys of a sweep file about random draws."""
 
-    count: Annotated[Count, Meta(examples=["samples = { count = 20, seed = 1 }"])]
-    seed: CountOrZero = 0
+    num_samples: Annotated[Count, Meta(examples=["num_samples = 20"])]
+    sample_seed: Annotated[CountOrZero, Meta(examples=["sample_seed = 1"])] = 0
 
 
 def check_parameter_name(name: str, *, place: str | None, private: bool = False) -> None:
@@ -264,7 +273,7 @@ def parse_axes(top: Table) -> tuple[Axis, ...]:
         if isinstance(value, dict):
             if not count:
                 raise InputError(
-                    f"{name} is drawn at random, and nothing says how often", hint="samples = 20", place=place
+                    f"{name} is drawn at random, but num_samples is not set", hint="num_samples = 20", place=place
                 )
             drawn[name] = draw_values(value, name, count, seed, place=place)
         else:
@@ -272,7 +281,7 @@ def parse_axes(top: Table) -> tuple[Axis, ...]:
     if drawn:
         axes.append(tuple(dict(zip(drawn, row, strict=True)) for row in zip(*drawn.values(), strict=True)))
     elif count:
-        raise top.error(("samples",), "nothing is drawn at random", hint="lr = { log_uniform = [1e-4, 1e-1] }")
+        raise top.error(("num_samples",), "nothing is drawn at random", hint="lr = { log_uniform = [1e-4, 1e-1] }")
     for table in tables_under(top, "zip"):
         columns = {name: _values_listed(name, value, place) for name, value, place in _parameter_leaves(table)}
         if columns:
@@ -287,12 +296,24 @@ def parse_axes(top: Table) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
+def parse_space(top: Table) -> dict[str, dict[str, Any]]:
+    """The parameters of [sweep] that a search chooses, each with how it is drawn; several values are a choice."""
+    space: dict[str, dict[str, Any]] = {}
+    for name, value, place in _parameter_leaves(top.table("sweep")):
+        if isinstance(value, dict):
+            draw_values(value, name, 1, 0, place=place)  # refuses what cannot be drawn
+            space[name] = value
+        else:
+            space[name] = {"choice": _values_listed(name, value, place)}
+    return space
+
+
 def zip_axis(columns: Mapping[str, Axis], place: str) -> Axis:
     """One axis of columns that go together; refused if they differ in length."""
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise InputError(f"zipped lists must be equally long: {told}", place=place)
+        lengths_text = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise InputError(f"zipped lists must be equally long: {lengths_text}", place=place)
     return tuple(
         {name: value for cell in row for name, value in cell.items()} for row in zip(*columns.values(), strict=True)
     )
@@ -311,10 +332,15 @@ def tables_under(top: Table, key: str) -> list[Table]:
 def _parameter_leaves(table: Table, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Every parameter of a table with its value and place; a table is either a random draw or a dotted name."""
     for name, value in table.values.items():
-        inner = isinstance(value, dict) and not (
-            len(value) == 1 and next(iter(value)) in ("uniform", "log_uniform", "integers", "choice")
-        )
-        if inner:
+        only = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else ""
+        meant = _OTHER_NAMES.get(only.lower().replace("_", "").replace("-", "")) if only not in _DISTRIBUTIONS else None
+        if meant is not None and isinstance(value[only], list):
+            raise InputError(
+                f"{prefix}{name}: unknown draw {only!r}; did you mean {meant}?",
+                hint=f'{name} = {{ {meant} = {value[only]} }}   # or "{name}.{only}" = ... as a name of its own',
+                place=table.place(name),
+            )
+        if isinstance(value, dict) and only not in _DISTRIBUTIONS:
             yield from _parameter_leaves(Table(table.document, (*table.key, name), value), f"{prefix}{name}.")
             continue
         check_parameter_name(prefix + name, place=table.place(name))
@@ -341,12 +367,13 @@ def _values_listed(name: str, value: Any, place: str) -> list[Scalar]:
 
 
 def _parse_samples(top: Table) -> tuple[int, int]:
-    given = top.values.get("samples")
-    if given is None or given == {}:
+    """How many values to draw and the seed of the draws; (0, 0) if nothing is drawn."""
+    given = {name: top.values[name] for name in ("num_samples", "sample_seed") if top.values.get(name) is not None}
+    if not given:
         return 0, 0
-    samples = Table(top.document, ("samples",), given if isinstance(given, dict) else {"count": given}).read(
-        SamplesTable
-    )
-    if samples.count > MAX_RUNS:
-        raise top.error(("samples",), f"{samples.count:,} samples are too many; {MAX_RUNS:,} runs are the limit")
-    return samples.count, samples.seed
+    if "num_samples" not in given:
+        raise top.error(("sample_seed",), "nothing is drawn at random", hint="num_samples = 20")
+    samples = Table(top.document, (), given).read(SamplesTable)
+    if samples.num_samples > MAX_RUNS:
+        raise top.error(("num_samples",), f"num_samples must be at most {MAX_RUNS:,} (got {samples.num_samples:,})")
+    return samples.num_samples, samples.sample_seed

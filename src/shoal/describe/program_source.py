@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.describe.locate import code_path
 from shoal.describe.project import Project
 from shoal.job import placeholder_names
 from shoal.model import RunSpec
@@ -37,6 +38,7 @@ _SKIPPED_DIRECTORIES = frozenset(
 def find_reader(variable: str, root: Path, command: Sequence[str]) -> str:
     """The first file of the program that names the variable, or has such an argument as `type=bool`, relative to the
     project; "" if none does."""
+    root = Path(code_path(str(root), os.environ))
     seen: set[Path] = set()
     waiting = list(_files_named_in(" ".join(command), [root], words=command))
     while waiting and len(seen) < _MAX_FILES:
@@ -167,25 +169,20 @@ def with_current_step(spec: RunSpec, project: Project) -> RunSpec:
     return msgspec.structs.replace(spec, checkpoint=step.checkpoint or spec.checkpoint, resume_args=args)
 
 
-class ResumeDetector:
-    """Which programs read the variable; each command is looked at once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], str] = {}
-
-    def how(self, spec: RunSpec) -> str:
-        """How it is known that the run's program continues from a checkpoint; "" if it is not."""
-        if spec.resume_args is not None:
-            return "resume_args"
-        words = (*spec.command, *spec.args, *spec.env.values())
-        if "resume_from" in placeholder_names([*spec.command, *spec.args]):
-            return "{resume_from}"
-        if any(RESUME_VARIABLE in word for word in words):
-            return RESUME_VARIABLE
-        key = (spec.cwd, *spec.command)
-        if key not in self._known:
-            self._known[key] = find_reader(RESUME_VARIABLE, Path(spec.cwd), spec.command)
-        return self._known[key]
+def resume_method(spec: RunSpec, known_programs: dict[tuple[str, ...], str]) -> str:
+    """How it is known that the run's program continues from a checkpoint; "" if it is not. Each program is looked at
+    once: what was found is put into `known_programs`."""
+    if spec.resume_args is not None:
+        return "resume_args"
+    words = (*spec.command, *spec.args, *spec.env.values())
+    if "resume_from" in placeholder_names([*spec.command, *spec.args]):
+        return "{resume_from}"
+    if any(RESUME_VARIABLE in word for word in words):
+        return RESUME_VARIABLE
+    program = (spec.start_dir, *spec.command)
+    if program not in known_programs:
+        known_programs[program] = find_reader(RESUME_VARIABLE, Path(spec.start_dir), spec.command)
+    return known_programs[program]
 
 
 def unknown_resume_note(spec: RunSpec) -> str:
@@ -201,8 +198,8 @@ def empty_argument_note(spec: RunSpec) -> str | None:
     word = next((word for word in (*spec.command, *spec.args) if "resume_from" in placeholder_names([word])), None)
     if word is None or spec.resume_args is not None:
         return None
-    told = word.replace("{resume_from}", "")
-    shown = f"{told!r}" if told else "an empty argument"
+    remainder = word.replace("{resume_from}", "")
+    shown = f"{remainder!r}" if remainder else "an empty argument"
     return (
         f"step {spec.step_kind}: {word} is {shown} until the run has a checkpoint; to pass it only then, set "
         f'resume_args = ["{word}"] in [steps.{spec.step_kind}]'

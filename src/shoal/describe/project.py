@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import field
 
-from shoal.describe.cluster import Cluster, ClusterTable, Layer, build_cluster, parse_cluster
+from shoal.describe.cluster import Cluster, ClusterTable, Layer, PriceTable, build_cluster, parse_cluster
 from shoal.describe.document import Table, read_document
-from shoal.describe.locate import TOML_NAME, find_root, home_of, user_config_path
+from shoal.describe.locate import TOML_NAME, delivered_root, find_root, home_of, user_config_path
 from shoal.describe.steps import Step, StepTable, named_step
 from shoal.describe.tables import BadValue, Plain, Seconds, SettingsTable, StatusTable, Text, convert, read_by, rule
 from shoal.errors import InputError
@@ -95,12 +95,15 @@ class ProjectTable(UserTable, frozen=True):
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
-    """What shoal.toml and the user's config say. `toml` is None for a folder without a shoal.toml."""
+    """What shoal.toml and the user's config say. `toml` is None for a folder without a shoal.toml.
+
+    `delivered` is set for an order that came over ssh: the snapshot of the code that came with it, which shoal.toml and
+    experiment files are read from. Outputs, data and state are below `root` all the same.
+    """
 
     root: Path
     home: Path
     toml: Path | None
-    user_config: Path
     steps: dict[str, Step]
     clusters: dict[str, Cluster]
     notify: Notify | None = None
@@ -108,6 +111,12 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     #: Paths of the project that runs see as they are, though their names look like outputs.
     link: tuple[str, ...] = ()
     shared: bool = False
+    delivered: Path | None = None
+
+    @property
+    def code_root(self) -> Path:
+        """Where experiment files and programs are read from."""
+        return self.delivered or self.root
 
     @property
     def shared_by(self) -> Path | None:
@@ -132,16 +141,18 @@ def load_project(root: Path, environ: Mapping[str, str]) -> Project:
     """Read shoal.toml in `root`, if there is one, and the user's config; the project's values win over the user's."""
     if not os.path.lexists(root / TOML_NAME):
         return bare_project(root, environ)
+    delivered = delivered_root(environ)
     top = read_document(root / TOML_NAME, TOML_NAME).top
     table = top.read(ProjectTable)
     steps = {name: named_step(name, step, top.place("steps", name)) for name, step in table.steps.items()}
     notify = table.notify
     return msgspec.structs.replace(
-        _assemble(root, environ, steps, _layers(top, table), root / TOML_NAME),
+        _assemble(Path(delivered or root), environ, steps, _layers(top, table), root / TOML_NAME),
         notify=notify if notify.command or notify.webhook or notify.mail else None,
         snapshot=table.snapshot,
         link=table.link,
         shared=table.shared,
+        delivered=root if delivered else None,
     )
 
 
@@ -152,6 +163,11 @@ def project_or_bare(start: Path, environ: Mapping[str, str]) -> Project:
     except InputError:
         return bare_project(start, environ)
     return load_project(root, environ)
+
+
+def project_prices(project: Project) -> dict[str, PriceTable]:
+    """Profile -> its price, of those that have one."""
+    return {name: profile.price for name, profile in project.clusters.items() if profile.price.currency}
 
 
 def bare_project(root: Path, environ: Mapping[str, str]) -> Project:
@@ -170,7 +186,6 @@ def _assemble(
         root=root,
         home=Path(home_of(root, environ)),
         toml=toml,
-        user_config=user_path,
         steps=steps,
         clusters={name: build_cluster(name, layer) for name, layer in merged.items()},
     )

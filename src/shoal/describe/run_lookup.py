@@ -42,8 +42,10 @@ def find_run(home: str, word: str, experiment: str | None = None) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(stem, names, n=1) or get_close_matches(stem, [name.split("/")[1] for name in names], n=1)
+    is_job = stem.replace("_", "").isdigit() and not near
     raise InputError(
-        f"there is no run {word!r}{f'; did you mean {near[0]}?' if near else ''}", hint="shoal status --all"
+        f"no run named {word!r}{f'; did you mean {near[0]}?' if near else ''}",
+        hint=f"shoal adopt {word}   # for a Slurm job that shoal did not submit" if is_job else "shoal status --all",
     )
 
 
@@ -59,7 +61,9 @@ def find_source(root: Path, word: str, experiment: str, pattern: str | None) -> 
         return StartSource(_newest_in_directory(path.absolute(), pattern, word))
     name = word.removesuffix(".sh").rstrip("/")
     if name.count("/") > 1 or name.startswith(("/", "~", ".")):
-        raise InputError(f"there is no file or folder {word}", hint=f"ls {os.path.dirname(name)}")
+        run = "/".join(part for part in Path(name).parts[-3:-1] if part != "/")
+        hint = f"name the run to start from its newest checkpoint: {run}" if run.count("/") else "ls"
+        raise InputError(f"no file or directory {word}", hint=hint)
     return StartSource(parent=name if "/" in name else f"{experiment}/{name}")
 
 

@@ -4,7 +4,7 @@
 
 What the names depend on is recorded (`SweepNaming`) in the state directory: sweeps/<experiment>/<base>.<n>.json, of
 which the newest counts. A file is created once and never changed; of two commands that grow a sweep in different ways
-at the same moment, one fails.
+at the same moment, one fails. Those that grow it in the same way, such as tasks of one array, all succeed.
 
 A parameter that had one value when the sweep was first described is shown only where it has another; one that varied
 then is always shown, even when one value of it is left. A parameter that is added later is shown, because runs with it
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from shoal.describe.expand import SweepPoint
 from shoal.describe.parameters import Params, Scalar, format_value
+from shoal.describe.search import trial_label
 from shoal.errors import InputError
 from shoal.kernel import files
 from shoal.names import MAX_COMPONENT, MAX_NAME, make_slug
@@ -98,12 +99,13 @@ def run_stems(points: Sequence[SweepPoint], base: str, experiment: str, naming: 
     """The stem of each point; two points with one name are an InputError that shows both."""
     found: dict[str, SweepPoint] = {}
     for point in points:
-        stem = _fit_name_length(base, point_label(point.params, naming), point.seed, experiment)
+        label = trial_label(point.search["trial"]) if point.search else point_label(point.params, naming)
+        stem = _fit_name_length(base, label, point.seed, experiment)
         if stem in found:
             same_point = found[stem].params == point.params
             raise InputError(
-                f"{experiment}/{stem} is described twice: {point.told()}"
-                + ("" if same_point else f", and {found[stem].told()}"),
+                f"{experiment}/{stem} is described twice: {point.describe()}"
+                + ("" if same_point else f", and {found[stem].describe()}"),
                 hint="a run is described once" if same_point else "values whose texts differ by more than their type",
                 place=point.place,
             )
@@ -157,7 +159,8 @@ def save_naming(home: str, experiment: str, base: str, number: int, naming: Swee
         return
     files.make_dir(os.path.join(home, "sweeps", experiment))
     record = {"schema": 1, "bases": dict(naming.bases), "shown": list(naming.shown), "defaults": dict(naming.defaults)}
-    if not files.create_exclusive(_naming_path(home, experiment, base, number + 1), files.to_json(record)):
+    created = files.create_exclusive(_naming_path(home, experiment, base, number + 1), files.to_json(record))
+    if not created and read_naming(home, experiment, base)[1] != naming:
         raise InputError(
             f"another command has just described {experiment}/{base} differently", hint="submit it once more"
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,24 +16,24 @@ from shoal.describe.parameters import parse_seeds
 from shoal.describe.program_source import with_current_step
 from shoal.describe.project import Project
 from shoal.describe.run_lookup import StartSource, find_run, find_source, output_directories
-from shoal.describe.script_text import script_request
-from shoal.describe.shell_functions import MODIFIERS, StepCall
-from shoal.describe.steps import resolve_data
+from shoal.describe.script_text import ScriptRequest, script_request
+from shoal.describe.shell_functions import MODIFIERS, StepCall, with_run_values
+from shoal.describe.steps import Step, resolve_data
 from shoal.describe.sweep_runs import check_placeholders, step_words
 from shoal.errors import InputError
 from shoal.job import escape_placeholders
 from shoal.kernel import checkpoints
-from shoal.model import RunSpec
-from shoal.names import check_length, parse_script_path, stem_with_seed
-from shoal.observe import RunReader
+from shoal.model import EXPERIMENT_VARIABLES, RunSpec
+from shoal.names import ScriptName, check_length, parse_script_path, stem_with_seed
+from shoal.observe import RunReader, run_names
 
 #: Flags of shoal among a step function's words; the others are sbatch's. `describe/experiment_files.py` reads --seeds.
 _VALUE_FLAGS = ("--on", "--launch", "--container", "--seeds")
-_SWITCHES = ("--again", "--dry-run", "--smoke", "--resume", "--fresh", "--yes")
+_SWITCHES = ("--rerun", "--dry-run", "--smoke", "--resume", "--fresh", "--yes")
 #: Flags of `shoal submit` that sbatch does not have: it would refuse them, and a run on this machine would ignore them.
 _SUBMIT_ONLY_FLAGS = (
-    "--set", "--zip", "--shape", "--at-once", "--no-snapshot", "--force", "--smoke-here", "--budget", "--prune",
-    "--request", "--json", "--slots", "--pilots",
+    "--set", "--zip", "--layout", "--max-parallel", "--no-snapshot", "--force", "--smoke-here", "--budget", "--prune",
+    "--command-id", "--json", "--slots", "--pilots",
 )  # fmt: skip
 
 
@@ -52,7 +53,7 @@ class RequestedRun(NamedTuple):
 
     run: PlannedRun
     on: str | None = None
-    again: bool = False
+    rerun: bool = False
     dry_run: bool = False
     note: str | None = None
     by_name: bool = False
@@ -69,32 +70,60 @@ class _CallWords(NamedTuple):
     own: dict[str, str]
 
 
-def requested_run(call: StepCall, project: Project, swept: Collection[str] = ()) -> RequestedRun:
-    """The run that a call asks for; a mistake is an InputError that names the script. `swept` are parameters that its
-    words may mention, because flags beside the script give them."""
-    words = _split_call(call)
-    header = script_request(call.script)
+class _Script(NamedTuple):
+    """What a script says about each of its calls: its #SBATCH lines, the name in its path, how messages call it."""
+
+    header: ScriptRequest
+    named: ScriptName
+    place: str
+
+
+def requested_runs(calls: Iterable[StepCall], project: Project, swept: Collection[str] = ()) -> list[RequestedRun]:
+    """The runs that calls ask for; a mistake is an InputError that names the script. `swept` are parameters that their
+    words may mention, because flags beside the script give them. A script is read once for all seeds."""
+    scripts: dict[str, _Script] = {}
+    asked = []
+    for call in calls:
+        words = _split_call(call)
+        if call.script not in scripts:
+            header, named = script_request(call.script), parse_script_path(Path(call.script), project.code_root)
+            scripts[call.script] = _Script(header, named, os.path.relpath(call.script))
+        asked.append(_requested_run(call, words, scripts[call.script], project, swept))
+    return asked
+
+
+def _requested_run(
+    call: StepCall, words: _CallWords, script: _Script, project: Project, swept: Collection[str]
+) -> RequestedRun:
+    header, named = script.header, script.named
     flags = [*header.flags, *words.flags]
-    named = parse_script_path(Path(call.script), project.root)
-    resumed = _run_to_resume(call, words, project)
-    if resumed is not None:
+    resumed = _run_to_resume(call, words, project, script.place)
+    unrecorded = _unrecorded_directory(resumed, project) if resumed and call.function != "resume" else None
+    if resumed is not None and unrecorded is None:
         asked = resumed_run(resumed or named.stem, project, flags, named.experiment)
         return _resume_call(asked, call, words, project, header.remarks)
     step = project.step(call.function)
+    if unrecorded is not None:
+        named = _named_after(unrecorded, step, project)
     parse_flags(flags, nodes=step.request.nodes)
     seed, stem = named.seed, named.stem
     if call.seed is not None and call.seed != seed:
         seed, stem = call.seed, stem_with_seed(stem, call.seed)
         check_length(named.experiment, stem)
-    source = _start_source(
-        call.modifier[1] if call.modifier else words.source, project, named.experiment, step.checkpoint, seed
+    started_with = call.modifier[1] if call.modifier else words.source
+    source = (
+        StartSource()
+        if unrecorded is not None
+        else _start_source(started_with, project, named.experiment, step.checkpoint, seed)
     )
-    launch, settings = change_mode(words.own.get("--launch", step.launch), step.launch, step.launch_settings)
+    launch, settings = step.launch, step.launch_settings
+    if "--launch" in words.own:
+        launch, settings = change_mode(words.own["--launch"], launch, settings)
     flag = words.own.get("--container")
     spec = RunSpec(
         experiment=named.experiment,
         stem=stem,
-        order=named.order,
+        number=named.number,
         step=named.step,
         step_kind=step.name,
         seed=seed,
@@ -102,7 +131,7 @@ def requested_run(call: StepCall, project: Project, swept: Collection[str] = ())
         args=words.args,
         cwd=str(project.root),
         output=step.output,
-        env={**step.env, **{name: escape_placeholders(value) for name, value in call.env.items()}},
+        env={**step.env, **_exported(call)},
         checkpoint=step.checkpoint,
         resume_args=None if step.resume_args is None else list(step.resume_args),
         metrics=list(step.metrics),
@@ -114,37 +143,44 @@ def requested_run(call: StepCall, project: Project, swept: Collection[str] = ())
         title=named.title,
         request=step.request,
         flags=flags,
-        survive=step.survive,
+        recovery=step.recovery,
         data=resolve_data(step.data, project.root),
         container=over(parse_word(flag, "--container"), step.container) if flag is not None else step.container,
     )
     check_placeholders(
         [("the command", spec.command), ("an argument", spec.args), *step_words(step)],
-        swept,
+        {*swept, *step.sweep},
         launch=launch,
         settings=settings,
-        place=os.path.relpath(call.script),
+        place=script.place,
     )
     note = f"starts from {with_training_step(source.checkpoint)}" if source.checkpoint else None
-    if {"--resume", "--fresh"} <= set(words.own):
-        raise InputError("--resume cannot be used with --fresh", place=call.script)
-    wish = True if "--resume" in words.own else False if "--fresh" in words.own else None
-    said = {key: f"--{key.replace('_', '-')}" in words.own for key in ("again", "dry_run", "smoke")}
+    return _as_requested(PlannedRun(spec, resume_in=unrecorded), words.own, note, header.remarks, call.script)
+
+
+def _as_requested(
+    planned: PlannedRun, own: Mapping[str, str], note: str | None, remarks: tuple[str, ...], place: str
+) -> RequestedRun:
+    """A run with what the flags of its call (`own`) say about how it is submitted."""
+    if {"--resume", "--fresh"} <= set(own):
+        raise InputError("--resume cannot be used with --fresh", place=place)
+    resume = True if "--resume" in own else False if "--fresh" in own else None
+    switches = {key: f"--{key.replace('_', '-')}" in own for key in ("rerun", "dry_run", "smoke")}
     return RequestedRun(
-        PlannedRun(spec),
-        words.own.get("--on"),
-        note=note,
-        remarks=header.remarks,
-        resume=wish,
-        sure="--yes" in words.own,
-        **said,
+        planned, own.get("--on"), note=note, remarks=remarks, resume=resume, sure="--yes" in own, **switches
     )
 
 
-def _run_to_resume(call: StepCall, words: _CallWords, project: Project) -> str | None:
+def _exported(call: StepCall) -> dict[str, str]:
+    """What the script exported, as words for the job: taken as they are, but for what only the run knows."""
+    values = [with_run_values(value, is_escaped=True) for value in escape_placeholders(call.env.values())]
+    return dict(zip(call.env, values, strict=True))
+
+
+def _run_to_resume(call: StepCall, words: _CallWords, project: Project, place: str) -> str | None:
     """The run that a call continues: of `resume RUN`, or where that stands before it. Empty: the script's own. None:
     it continues none. Refuses a modifier that modifies nothing."""
-    place, name = os.path.relpath(call.script), call.function
+    name = call.function
     if call.modifier and (words.source is not None or name in MODIFIERS):
         earlier, this = " ".join(call.modifier), " ".join([name, *filter(None, [words.source])])
         raise InputError(
@@ -165,10 +201,31 @@ def _run_to_resume(call: StepCall, words: _CallWords, project: Project) -> str |
     return call.modifier[1].replace("{seed}", "" if call.seed is None else str(call.seed))
 
 
+def _unrecorded_directory(word: str, project: Project) -> str | None:
+    """The output directory that a word names, if it is one of before shoal: EXPERIMENT/SCRIPT/TIME with no run of that
+    name recorded."""
+    folder = os.path.abspath(os.path.join(project.root, os.path.expanduser(word)))
+    name = "/".join(Path(folder).parts[-3:-1])
+    return folder if os.path.isdir(folder) and name not in run_names(str(project.home)) else None
+
+
+def _named_after(folder: str, step: Step, project: Project) -> ScriptName:
+    """The run of an output directory, by its path, as its script was called. Refused without a checkpoint in it."""
+    experiment, stem = Path(folder).parts[-3:-1]
+    if step.checkpoint is None or checkpoints.newest_checkpoint(folder, step.checkpoint) is None:
+        raise InputError(
+            f"cannot resume {folder}: no checkpoint matches {step.checkpoint!r}"
+            if step.checkpoint
+            else f"cannot resume {folder}: step {step.name!r} sets no `checkpoint` pattern",
+            hint=f"ls {folder}" if step.checkpoint else f'checkpoint = "model_*.pth"   # in [steps.{step.name}]',
+        )
+    return parse_script_path(Path(project.root, "experiments", experiment, f"{stem}.sh"), project.root)
+
+
 def _resume_call(
     asked: RequestedRun, call: StepCall, words: _CallWords, project: Project, remarks: tuple[str, ...]
 ) -> RequestedRun:
-    """A resumed run keeps what it was; what a call says beside its resources is refused, or told where it differs."""
+    """A resumed run keeps what it was; what a call says beside its resources is refused, or noted where it differs."""
     spec, place = asked.run.spec, os.path.relpath(call.script)
     changed = [flag for flag in words.own if flag not in ("--on", "--dry-run", "--yes")]
     if words.args or changed:
@@ -182,15 +239,14 @@ def _resume_call(
             hint=f"call {spec.step_kind} after resume",
             place=place,
         )
-    differing = ", ".join(
-        sorted(name for name, value in call.env.items() if spec.env.get(name) != escape_placeholders(value))
-    )
-    told = f"{spec.name} keeps {differing} as it was, and not as {place} sets it"
+    settings = {name: value for name, value in _exported(call).items() if name not in EXPERIMENT_VARIABLES}
+    differing = ", ".join(sorted(name for name, value in settings.items() if spec.env.get(name) != value))
+    remark = f"{spec.name} keeps {differing} as it was, and not as {place} sets it"
     return asked._replace(
         on=words.own.get("--on"),
         dry_run="--dry-run" in words.own,
         sure="--yes" in words.own,
-        remarks=(*remarks, *([told] if differing else [])),
+        remarks=(*remarks, *([remark] if differing else [])),
     )
 
 
@@ -200,12 +256,22 @@ def resumed_run(word: str, project: Project, flags: Sequence[str], experiment: s
     `flags` win over those that it was asked for with.
     """
     home = str(project.home)
+    if _unrecorded_directory(word, project) is not None:
+        raise InputError(
+            f"cannot resume {word}: no run is recorded for this directory, so its command is not known",
+            hint=f"write an experiment script with the lines: resume {word}; train",
+        )
     name = find_run(home, word, experiment)
     reader = RunReader(home)
     spec = reader.spec(name)
     if spec is None:
         raise InputError(f"{name} was never described", hint=f"shoal submit experiments/{name}.sh")
     spec = with_current_step(spec, project)
+    if spec.checkpoint is None and spec.adopted:
+        raise InputError(
+            f"{name} is an adopted job, whose checkpoints shoal does not know: it can only start over",
+            hint=f"shoal retry {name}",
+        )
     if spec.checkpoint is None:
         raise InputError(
             f"nothing says how checkpoints of {name} are named",
@@ -226,33 +292,47 @@ def resumed_run(word: str, project: Project, flags: Sequence[str], experiment: s
 
 
 def refuse_duplicate_runs(asked: Sequence[RequestedRun]) -> None:
-    """Two calls with one name would be two different runs under it."""
-    seen: dict[str, RequestedRun] = {}
+    """Two calls, or two batch scripts, with one name would be two different runs under it."""
+    seen: dict[str, RunSpec] = {}
     for one in asked:
-        name = one.run.spec.name
-        if name in seen:
+        spec = one.run.spec
+        name, path = spec.name, spec.script.get("path")
+        other = seen.setdefault(name, spec)
+        if other is spec:
+            continue
+        if path and other.script.get("path", path) != path:
             raise InputError(
-                f"{name} is asked for twice: one script is one run",
-                hint="put the second step into a script of its own"
-                + (
-                    "; to let posttrain change the next step, remove [steps.posttrain] from shoal.toml"
-                    if seen[name].run.spec.step_kind == "posttrain"
-                    else ""
-                ),
+                f"{other.script['path']} and {path} would both be named {name}",
+                hint=f"submit them one by one, with --name: shoal submit {shlex.quote(path)} --name NAME",
             )
-        seen[name] = one
+        raise InputError(
+            f"{name} is asked for twice: one script is one run",
+            hint="put the second step into a script of its own"
+            + (
+                "; to let posttrain change the next step, remove [steps.posttrain] from shoal.toml"
+                if other.step_kind == "posttrain"
+                else ""
+            ),
+        )
 
 
 def seeds_in(call: StepCall) -> list[int] | None:
     """The seeds that a call names itself: posttrain 000_pretrain_0 --seeds=0-2."""
-    return parse_seeds(_split_call(call).own.get("--seeds"))
+    seeds = _split_call(call).own.get("--seeds")
+    return None if seeds is None else parse_seeds(seeds)
 
 
 def _split_call(call: StepCall) -> _CallWords:
     words, args = list(call.words), []
     if "--" in words:
         cut = words.index("--")
-        words, args = words[:cut], words[cut + 1 :]
+        words, args = words[:cut], [with_run_values(word) for word in words[cut + 1 :]]
+    if (unknown := next((word for word in words if with_run_values(word) != word), None)) is not None:
+        raise InputError(
+            f"{unknown!r} has the run's output directory or its time, which is known only when the run starts",
+            hint="use it in exported variables, or behind -- among the arguments of the program",
+            place=os.path.relpath(call.script),
+        )
     own: dict[str, str] = {}
     rest: list[str] = []
     source = words.pop(0) if words and not words[0].startswith(("-", *DASHES)) else None

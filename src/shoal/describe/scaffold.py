@@ -6,12 +6,17 @@ The profile in shoal.toml is drafted from what the cluster says about itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from shoal.describe.cluster import LOCAL
+from shoal.describe.document import Document
+from shoal.describe.locate import TOML_NAME
 from shoal.units import format_memory, format_slurm_time
 
 if TYPE_CHECKING:
@@ -40,6 +45,34 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     memory_per_node: str | None = None
     max_time: str | None = None
     comments: tuple[str, ...] = ()
+
+
+def draft_settings(
+    environ: Mapping[str, str], *, shared: bool = False, steps: str | None = None
+) -> tuple[str, tuple[str, ...]]:
+    """The text of shoal.toml for this machine, with these steps or an example, and which programs had no answer."""
+    from shoal.clusters import read_cluster
+
+    if shutil.which("sinfo") is None:
+        return toml_text(None, shared=shared, steps=steps), ("Slurm's programs are not on PATH",)
+    facts = read_cluster(environ, "nodes", "name", "user")
+    return toml_text(draft_profile(facts, socket.gethostname()), shared=shared, steps=steps), facts.silent
+
+
+def project_files(root: Path, text: str) -> dict[Path, str]:
+    """What a new project gets: shoal.toml, an example unless there are experiments, and lines in .gitignore."""
+    Document(TOML_NAME, text)  # what we write must load
+    files = {root / TOML_NAME: text}
+    if not (root / "experiments").exists():
+        files[root / EXAMPLE_PATH] = EXAMPLE
+    if any((folder / ".git").exists() for folder in (root, *root.parents)):
+        ignore = root / ".gitignore"
+        before = ignore.read_text(errors="surrogateescape") if ignore.is_file() else ""
+        missing = [line for line in IGNORED if line not in before.splitlines()]
+        if missing:
+            gap = "" if not before or before.endswith("\n") else "\n"
+            files[ignore] = before + gap + "".join(f"{line}\n" for line in missing)
+    return files
 
 
 def draft_profile(facts: ClusterFacts, host: str) -> Draft | None:
@@ -96,9 +129,11 @@ def node_text(node: NodeKind) -> str:
     return f"{node.cpus} CPUs, {format_memory(node.memory_mb)}{gpus}"
 
 
-def toml_text(draft: Draft | None, *, shared: bool = False) -> str:
-    """A shoal.toml that loads, with a step that runs anywhere and the drafted profile, or a commented one."""
-    return f"{_HEAD}{_SHARED if shared else ''}{_STEPS}\n{_profile(draft) if draft else _EMPTY_PROFILE}"
+def toml_text(draft: Draft | None, *, shared: bool = False, steps: str | None = None) -> str:
+    """A shoal.toml that loads, with these steps or one that runs anywhere, and the drafted profile or a commented
+    one."""
+    own = _STEPS if steps is None else f"\n{steps}"
+    return f"{_HEAD}{_SHARED if shared else ''}{own}\n{_profile(draft) if draft else _EMPTY_PROFILE}"
 
 
 _HEAD = """\

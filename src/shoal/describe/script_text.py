@@ -43,7 +43,9 @@ _SCRIPT_DIRECTORY = re.compile(
     r"""\$\(dirname\s+(?:--\s+)?"?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)|\$\{BASH_SOURCE(?:\[0\])?%/\*\}"""
 )
 #: What differs from seed to seed; and the characters of a word that bash takes as they are.
-_SEED_VARIABLES = ("SHOAL_SEED", "SHOAL_RUN")
+_SEED_VARIABLES = (
+    "SHOAL_SEED", "SHOAL_RUN", "EXPERIMENT_SEED", "SCRIPT_NAME", "EXPERIMENT_RUN_ID", "EXPERIMENT_RUN_DIR",
+)  # fmt: skip
 _PLAIN_WORD = re.compile(r"[\w ./=:,+@%\"-]*", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 #: What may differ from one reading to the next, or read a variable without its name.

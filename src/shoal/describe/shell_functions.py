@@ -15,16 +15,19 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.batch import shell_quote
+from shoal.describe.locate import find_root
 from shoal.describe.project import Project
 from shoal.errors import InputError
+from shoal.model import EXPERIMENT_VARIABLES
 from shoal.names import parse_script_path, stem_with_seed
 from shoal.redaction import is_secret
 
@@ -34,6 +37,10 @@ BASE_VARIABLE = "SHOAL_SHELL_BASE"
 MODIFIERS = ("posttrain", "resume")
 #: The shell's own bookkeeping, and variables that say where a command runs rather than what it does.
 _IGNORED_VARIABLES = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "LINES", "COLUMNS", "PATH"})
+#: LEAD's name for the time in an output directory's name; other variables of this prefix are Slurm's own.
+_DATE_VARIABLE = "SLURM_JOB_DATE"
+#: What only the run knows, in a value that a script exports or passes; `requested_runs` makes placeholders of it.
+_RUN_VALUE = re.compile(r"(\{+)shoal\.(output_dir|output_name)\}+")
 #: Numbers that stand in for the seed where a script's text proves that it passes its seed on as it is.
 _PLACEHOLDER_SEEDS = (740113, 920371)
 #: A program of such a name, found before the real one. It says so where the calls are written down.
@@ -75,19 +82,19 @@ def exported_settings(environ: Mapping[str, str], base: str) -> tuple[dict[str, 
         for name, value in environ.items()
         if hashes.get(name) != _hash(value)
         and name not in _IGNORED_VARIABLES
-        and not name.startswith(("SHOAL_", "SLURM_", "BASH_FUNC_"))
+        and (not name.startswith(("SHOAL_", "SLURM_", "BASH_FUNC_")) or name == _DATE_VARIABLE)
     }
     kept = {name: value for name, value in changed.items() if not is_secret(name, value)}
     return kept, sorted(set(changed) - set(kept))
 
 
 def collect_calls(
-    script: Path, environ: Mapping[str, str], seeds: Sequence[int] | None = None, steps: Collection[str] = ()
+    script: Path, environ: Mapping[str, str], project: Project, seeds: Sequence[int] | None = None
 ) -> list[StepCall]:
     """The calls of a script, once for each seed, in the order of the script and then of the seeds.
 
-    The script is run for each seed. Only where its text proves that the seed is nothing but a word of its step calls
-    (`steps` are their names), it is run twice however many seeds there are, with numbers that stand in for them.
+    The script is run for each seed. Only where its text proves that the seed is nothing but a word of its step calls,
+    it is run twice however many seeds there are, with numbers that stand in for them.
     """
     from shoal.describe.script_text import only_passes_seed, read_script, scheduler_calls, sources_functions
 
@@ -100,15 +107,16 @@ def collect_calls(
     for name, path in scheduler_calls(files).items():
         raise _scheduler_error(path, [name], "acts on a cluster, so the script was not executed")
     if seeds is None:
-        return _run_script(script, environ, None)
+        return _run_script(script, environ, project, None)
     from concurrent.futures import ThreadPoolExecutor  # here: what comes from no script starts sooner without it
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_PARALLEL_SCRIPTS)) as pool:
-        if len(seeds) > len(_PLACEHOLDER_SEEDS) and only_passes_seed(files, {*steps, *MODIFIERS}):
-            first, second = pool.map(lambda seed: _run_script(script, environ, seed), _PLACEHOLDER_SEEDS)
+        if len(seeds) > len(_PLACEHOLDER_SEEDS) and only_passes_seed(files, {*project.steps, *MODIFIERS}):
+            first, second = pool.map(lambda seed: _run_script(script, environ, project, seed), _PLACEHOLDER_SEEDS)
             if [_with_seed(call, _PLACEHOLDER_SEEDS[0], _PLACEHOLDER_SEEDS[1]) for call in first] == second:
                 return [_with_seed(call, _PLACEHOLDER_SEEDS[0], seed) for seed in seeds for call in first]
-        return [call for calls in pool.map(lambda seed: _run_script(script, environ, seed), seeds) for call in calls]
+        found = pool.map(lambda seed: _run_script(script, environ, project, seed), seeds)
+        return [call for calls in found for call in calls]
 
 
 def _scheduler_error(script: Path, names: Sequence[str], what: str) -> InputError:
@@ -145,17 +153,20 @@ def append_call(path: str, call: StepCall) -> None:
         ) from None
 
 
-def _run_script(script: Path, environ: Mapping[str, str], seed: int | None) -> list[StepCall]:
+def _run_script(script: Path, environ: Mapping[str, str], project: Project, seed: int | None) -> list[StepCall]:
+    """Run a script whose step calls are written down, by the recorder where the answers to it are known."""
     import tempfile
 
+    from shoal.describe import call_recorder
     from shoal.describe.script_text import SCHEDULER_COMMANDS
 
-    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        path, programs = os.path.join(folder, "calls"), Path(folder, "bin")
+    with tempfile.TemporaryDirectory(prefix="shoal-") as name:
+        folder = Path(name)
+        path, programs = os.path.join(folder, "calls"), folder / "bin"
         programs.mkdir()
-        for name in SCHEDULER_COMMANDS:
-            (programs / name).write_text(_BLOCKED_PROGRAM.format(name=name))
-            (programs / name).chmod(0o755)
+        for program in SCHEDULER_COMMANDS:
+            (programs / program).write_text(_BLOCKED_PROGRAM.format(name=program))
+            (programs / program).chmod(0o755)
         own = os.path.dirname(os.path.abspath(sys.argv[0]))
         env = {
             **environ,
@@ -163,8 +174,12 @@ def _run_script(script: Path, environ: Mapping[str, str], seed: int | None) -> l
             "PATH": os.pathsep.join([str(programs), own, environ.get("PATH", os.defpath)]),
             "SHOAL_SEED": "" if seed is None else str(seed),
         }
+        definitions, real = _known_definitions(script, project, env), shutil.which("shoal", path=env["PATH"])
+        if definitions is not None and real is not None:
+            call_recorder.write_recorder(programs, folder, script, definitions, env, path, real)
         code, is_over = _run_bash(script, env)
         lines = [json.loads(line) for line in Path(path).read_text().splitlines()] if os.path.exists(path) else []
+        calls = [_read_call(folder, line) for line in lines if "caught" not in line]
     refuse_blocked(script, lines)
     settings = f"{COLLECT_VARIABLE}=/dev/null {'' if seed is None else f'SHOAL_SEED={seed} '}"
     look = f"{settings}bash -x {shlex.quote(str(script))}"
@@ -181,7 +196,36 @@ def _run_script(script: Path, environ: Mapping[str, str], seed: int | None) -> l
             f"{script} calls no step",
             hint='a script sources the functions and calls one: source "$(shoal shell)"; train --time=1:00:00',
         )
-    return [StepCall(**line) for line in lines]
+    return calls
+
+
+def _known_definitions(script: Path, project: Project, environ: Mapping[str, str]) -> str | None:
+    """What the script gets when it sources the functions; None where that is an error, or of another project."""
+    try:
+        if Path(find_root(script.absolute().parent)) != project.root:
+            return None
+        return function_definitions(script, project, environ)
+    except InputError:
+        return None  # the real shoal says it where the script meets it
+
+
+def _read_call(folder: Path, line: dict[str, Any]) -> StepCall:
+    if "recorded" not in line:
+        return StepCall(**line)
+    from shoal.describe import call_recorder
+
+    call = call_recorder.read_recorded(folder, line["recorded"])
+    return step_call(call.function, call.words, call.script, call.modifier, call.environ)[0]
+
+
+def step_call(
+    function: str, words: list[str], script: str, modifier: list[str], environ: Mapping[str, str]
+) -> tuple[StepCall, list[str]]:
+    """A call of a step function that was made with an environment, and the names of secrets that are not kept."""
+    env, secret = exported_settings(environ, environ.get(BASE_VARIABLE, ""))
+    seed = environ.get("SHOAL_SEED", "")
+    number = int(seed) if seed.isdigit() else None
+    return StepCall(function, words, os.path.abspath(script), number, env, modifier), secret
 
 
 def _run_bash(script: Path, env: Mapping[str, str]) -> tuple[int, bool]:
@@ -229,7 +273,7 @@ _FUNCTION_PATH = re.compile(r"/[\w./+-]+", re.ASCII)
 
 def function_definitions(script: Path, project: Project, environ: Mapping[str, str]) -> str:
     """Bash text: the run's names as variables, a fingerprint of the environment, one function for each step."""
-    named = parse_script_path(script, project.root)
+    named = parse_script_path(script, project.code_root)
     given = environ.get("SHOAL_SEED", "")
     seed = (
         given if given.isdigit() and environ.get(COLLECT_VARIABLE) else ("" if named.seed is None else str(named.seed))
@@ -241,6 +285,7 @@ def function_definitions(script: Path, project: Project, environ: Mapping[str, s
         "SHOAL_SEED": seed,
         "SHOAL_RUN": f"{named.experiment}/{stem}",
     }
+    names.update(_experiment_variables(named.experiment, stem, seed))
     lines = [f"export {name}={shell_quote(value)}" for name, value in names.items()]
     lines.append(f"__shoal_base={shell_quote(fingerprint(environ))}")
     functions = dict.fromkeys((*_BUILTIN_FUNCTIONS, *project.steps))
@@ -258,6 +303,25 @@ def function_definitions(script: Path, project: Project, environ: Mapping[str, s
         if "SHOAL_" in text:
             _refuse_unset(script, text, set(functions))
     return "\n".join([*_blocked_functions(environ), *lines])
+
+
+def _experiment_variables(experiment: str, stem: str, seed: str) -> dict[str, str]:
+    """Values of EXPERIMENT_VARIABLES. They are exported, so the run has them too."""
+    directory, date = "{shoal.output_dir}", "{shoal.output_name}"
+    joined = (f"{experiment}_{stem}_{date}", f"{experiment}/{stem}/{date}")
+    return dict(zip(EXPERIMENT_VARIABLES, (experiment, stem, seed, date, *joined, directory, directory), strict=True))
+
+
+def with_run_values(text: str, *, is_escaped: bool = False) -> str:
+    """A word in which what only the run knows is a placeholder that the job fills; braces around it stay.
+
+    `is_escaped`: the text was escaped already, which has doubled the braces."""
+
+    def placeholder(found: re.Match[str]) -> str:
+        pairs = len(found[1]) - 1 if is_escaped else 2 * len(found[1]) - 1
+        return "{" * pairs + found[2] + "}" * pairs
+
+    return _RUN_VALUE.sub(placeholder, text)
 
 
 def _refuse_unset(script: Path, text: str, steps: set[str]) -> None:

@@ -63,16 +63,22 @@ __shoal_end() {
 }
 
 # With a checkpoint or a run alone: about the next step, if one follows. A subshell could not tell that step, so there
-# it is a call.
+# it is a call. A run that was post-trained from a checkpoint is resumed from its own, so `resume` replaces `posttrain`.
 __shoal_modify() {
+    [ "$1" != resume ] || [ "${__shoal_modifier[0]:-}" != posttrain ] || __shoal_modifier=()
     if [ "$#" -ne 2 ] || [ "${2#-}" != "$2" ] || [ "${#__shoal_modifier[@]}" -gt 0 ] || [ "$BASHPID" != "$$" ] ||
         { [ "${BASH_SOURCE[2]:-}" = "$__shoal_script" ] && [[ $__shoal_alone == *" ${BASH_LINENO[1]:-} "* ]]; }; then
         __shoal_call "$@"
         return
     fi
     __shoal_modifier=("$@")
-    __shoal_trap=$(trap -p EXIT)
-    trap '__shoal_finish "$?"' EXIT
+    case $(trap -p EXIT) in
+        *__shoal_finish*) ;;
+        *)
+            __shoal_trap=$(trap -p EXIT)
+            trap '__shoal_finish "$?"' EXIT
+            ;;
+    esac
 }
 
 # At the end of the script: a modifier without a step behind it is a call by itself. What the script had set to happen

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -21,8 +21,8 @@ from shoal.names import MAX_COMPONENT, make_slug
 
 #: How a swept parameter that the command does not mention is passed on.
 DEFAULT_PARAMS = "--{name}={value}"
-#: Once a step says what happens at the time limit.
-FOLLOW_UPS = 20
+#: Of max_follow_ups, once a step sets warn_before or continue_exit_code.
+DEFAULT_MAX_FOLLOW_UPS = 20
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 _FACTOR = re.compile(r"x(\d+(?:\.\d+)?)", re.ASCII)
 _CHECKPOINT = 'checkpoint = "model_*.pth"'
@@ -110,16 +110,18 @@ def _read_data(value: Any) -> dict[str, dict[str, str]]:
     return {name: msgspec.structs.asdict(one) for name, one in sets.items()}
 
 
-def _read_survival(value: Any) -> dict[str, Any]:
+def _read_recovery(value: Any) -> dict[str, Any]:
     """The policy as the agent reads it."""
-    table = convert(value, SurviveTable)
+    table = convert(value, RecoveryTable)
     found = {name: value for name, value in msgspec.structs.asdict(table).items() if value not in (None, {})}
-    if table.follow_ups is None and (table.warn_s is not None or table.continue_code is not None):
-        found["follow_ups"] = FOLLOW_UPS
-    if table.check is not None:
-        found["check"] = list(table.check)
-    if table.memory is not None:
-        found["memory"] = float(table.memory[1:])
+    if table.max_follow_ups is None and (table.warn_before_s is not None or table.continue_exit_code is not None):
+        found["max_follow_ups"] = DEFAULT_MAX_FOLLOW_UPS
+    if table.result_check is not None:
+        found["result_check"] = list(table.result_check)
+    if table.memory_factor is not None:
+        found["memory_factor"] = float(table.memory_factor[1:])
+    if table.partition_after is not None:
+        found["partition_after"] = msgspec.structs.asdict(table.partition_after)
     return found
 
 
@@ -127,10 +129,10 @@ if TYPE_CHECKING:
     RequestSettings = Request
     Gpus = int
     DataSets = dict[str, dict[str, str]]
-    Survival = dict[str, Any]
+    Recovery = dict[str, Any]
 else:
     RequestSettings, Gpus = read_by(_read_request), read_by(_read_gpus)
-    DataSets, Survival = read_by(_read_data), read_by(_read_survival)
+    DataSets, Recovery = read_by(_read_data), read_by(_read_recovery)
 Command = Annotated[
     tables.Words, rule(lambda words: words and words[0], "at least one word", 'command = "python train.py"')
 ]
@@ -138,12 +140,13 @@ Output = Annotated[Text, rule(_is_folder_name, "a name for a folder under output
 Checkpoint = Annotated[Text, rule(_check_checkpoint, "a pattern")]
 Params = Annotated[Text, rule(_check_params, "words with {value}, or none", 'params = "{name}={value}"')]
 Metric = Annotated[tables.Plain, rule(str.strip, "a name", 'metrics = ["val loss", "accuracy"]')]
-Factor = Annotated[Text, rule(_grows, "how memory grows, by a factor of up to x16", 'memory = "x2"')]
-Warn = Annotated[tables.Seconds, rule(lambda s: s >= 60, "at least a minute before the time limit", 'warn = "5m"')]
+Factor = Annotated[Text, rule(_grows, "how memory grows, by a factor of up to x16", 'memory_factor = "x2"')]
+Warn = Annotated[
+    tables.Seconds, rule(lambda s: s >= 60, "at least a minute before the time limit", 'warn_before = "5m"')
+]
 
-#: Causes that [steps.X.survive.retry] may answer; the time limit has follow_ups of its own.
+#: Of `model.CAUSES` those that [steps.X.recovery] max_retries may answer; the time limit has max_follow_ups of its own.
 StepRetryCause = Literal["oom", "cuda_oom", "failed", "bad_result"]
-STEP_RETRY_CAUSES: tuple[str, ...] = get_args(StepRetryCause)
 
 
 class RequestTable(SettingsTable, frozen=True):
@@ -169,25 +172,33 @@ class DataTable(SettingsTable, frozen=True):
     wait: Literal["all", "first"] = "all"
 
 
-class SurviveTable(SettingsTable, frozen=True):
-    """`[steps.NAME.survive]`: what the cluster may do to a run, and how often it continues after that.
+class PartitionAfter(SettingsTable, frozen=True):
+    """`partition_after = { ... }`: another partition for the jobs after so many attempts."""
+
+    attempts: Count
+    partition: Annotated[Text, rule(lambda name: not name.startswith("-"), "a partition", 'partition = "preemptable"')]
+
+
+class RecoveryTable(SettingsTable, frozen=True):
+    """`[steps.NAME.recovery]`: what the cluster may do to a run, and how often it continues after that.
 
     Slurm delivers the warning up to a minute early, and we stop the program before Slurm kills everything. The time
-    limit is not among the causes of `retry`, because it has `follow_ups`.
+    limit is not among the causes of `max_retries`, because it has `max_follow_ups`.
     """
 
-    tell: Literal["signal", "file"] = "signal"
-    warn_s: Warn | None = field(default=None, name="warn")
+    warn_with: Literal["signal", "file"] = "signal"
+    warn_before_s: Warn | None = field(default=None, name="warn_before")
     backoff_s: tables.Seconds | None = field(default=None, name="backoff")
-    follow_ups: CountOrZero | None = None
-    continue_code: Count | None = None
-    check: tables.Words | None = None
-    retry: dict[StepRetryCause, CountOrZero] = field(default_factory=dict)
-    memory: Factor | None = None
+    max_follow_ups: CountOrZero | None = None
+    continue_exit_code: Count | None = None
+    result_check: tables.Words | None = None
+    max_retries: dict[StepRetryCause, CountOrZero] = field(default_factory=dict)
+    memory_factor: Factor | None = None
+    partition_after: PartitionAfter | None = None
 
     def __post_init__(self) -> None:
-        if self.retry.get("oom") and self.memory is None:
-            raise BadValue("a retry after lack of memory needs more of it", key=("retry",), hint='memory = "x2"')
+        if self.max_retries.get("oom") and self.memory_factor is None:
+            raise BadValue("a retry after oom needs memory_factor", key=("max_retries",), hint='memory_factor = "x2"')
 
 
 class Smoke(SettingsTable, frozen=True):
@@ -212,11 +223,23 @@ class Smoke(SettingsTable, frozen=True):
         return tuple(f"--{name}={value}" for name, value in asks.items() if value is not None)
 
 
+class BudgetTable(SettingsTable, frozen=True):
+    """`[steps.NAME.budget]`: what all runs of the step may hold at once, the attempts of each run, and their priority.
+    A path is that of a file with a number."""
+
+    jobs: Count | Text | None = None
+    nodes: Count | Text | None = None
+    gpus: Count | Text | None = None
+    attempts: Count | Text | None = None
+    priority: int | Text | None = None
+
+
 class StepTable(SettingsTable, frozen=True):
     """`[steps.NAME]`: what to run, where its outputs go, how its checkpoints are called, what it asks for.
 
     `resume_args` are appended to the command when the run continues from a checkpoint; None: the program has to find
-    out by itself. `metrics` are names that it prints with a value; a blank one would match every number.
+    out by itself. `metrics` are names that it prints with a value; a blank one would match every number. `sweep` makes
+    several runs of each call in a script, such as one for each file of a set.
     """
 
     command: Command
@@ -229,10 +252,12 @@ class StepTable(SettingsTable, frozen=True):
     requeue: bool = True
     env: tables.Environment = field(default_factory=dict)
     params: Params = DEFAULT_PARAMS
-    survive: Survival = field(default_factory=dict)
+    recovery: Recovery = field(default_factory=dict)
     data: DataSets = field(default_factory=dict)
     smoke: Annotated[Smoke, Meta(examples=['smoke = { args = ["--max-steps", "3"], time = "10m" }'])] = Smoke()
     container: Container = ContainerSettings()
+    sweep: dict[str, Any] = field(default_factory=dict)
+    budget: Annotated[BudgetTable, Meta(examples=["budget = { jobs = 32, attempts = 6 }"])] = BudgetTable()
 
     def __post_init__(self) -> None:
         if self.resume_args is not None and self.checkpoint is None:

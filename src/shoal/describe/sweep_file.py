@@ -1,9 +1,9 @@
 """A sweep as a typed record: what a sweep file, a call of `exp.add` or flags describe, checked, with line numbers.
 
 All kinds of experiment file end here. The parameters themselves are read by parameters.py. Early stopping is requested
-by [search] in the sweep file or by --search; its rule is in job/pack/early_stopping.py:
+by [early_stopping] in the sweep file or by --early-stop; its rule is in job/pack/early_stopping.py:
 
-    [search]
+    [early_stopping]
     metric = "loss"       # as the runs write it to metrics.jsonl
     mode = "min"          # or "max"
     first = 10            # compare runs after this amount of work, then after 3 times as much, ...
@@ -36,16 +36,27 @@ from shoal.describe.parameters import (
     tables_under,
     zip_axis,
 )
+from shoal.describe.search import SearchSettings, SearchTable, parse_search, with_set_parameters
 from shoal.describe.steps import Command, RequestSettings
-from shoal.describe.tables import Environment, Key, SettingsTable, Strings, Text, expected, read_by
+from shoal.describe.tables import (
+    Environment,
+    Key,
+    MetricSetting,
+    SettingsTable,
+    Strings,
+    Text,
+    expected,
+    metric_record,
+    read_by,
+)
 from shoal.errors import InputError
 from shoal.job import HalvingRule
 from shoal.model import ContainerSettings, Request
 
 EarlyStoppingRule = HalvingRule
-#: What --search says to leave a sweep file's [search] out.
+#: What --early-stop says to leave a sweep file's [early_stopping] out.
 EARLY_STOPPING_OFF = "off"
-_EARLY_STOPPING_EXAMPLE = "--search metric=loss,first=10"
+_EARLY_STOPPING_EXAMPLE = "--early-stop metric=loss,first=10"
 
 
 def _read_amount(value: Any) -> float:
@@ -60,8 +71,8 @@ else:
     Amount = read_by(_read_amount)
 
 
-class SearchTable(SettingsTable, frozen=True):
-    """[search]"""
+class EarlyStoppingTable(SettingsTable, frozen=True):
+    """[early_stopping]"""
 
     metric: Annotated[Text, Meta(examples=['metric = "loss"'])]
     first: Annotated[Amount, Meta(examples=["first = 10"])]
@@ -82,22 +93,22 @@ def parse_early_stop_flag(text: str) -> EarlyStoppingRule | None:
     for word in text.split(","):
         name, equals, value = (part.strip() for part in word.partition("="))
         if not equals or not value:
-            raise InputError(f"{word!r} says nothing about a search", hint=_EARLY_STOPPING_EXAMPLE, place="--search")
+            raise InputError(f"expected NAME=VALUE, got {word!r}", hint=_EARLY_STOPPING_EXAMPLE, place="--early-stop")
         values[name] = _number(value) if name in ("first", "eta", "last") else value
     try:
-        return Given("--search", values).top.read(SearchTable).rule()
+        return Given("--early-stop", values).top.read(EarlyStoppingTable).rule()
     except InputError as error:
-        message = error.message.removeprefix("--search: ")
-        raise InputError(message, hint=_EARLY_STOPPING_EXAMPLE, place="--search") from None
+        message = error.message.removeprefix("--early-stop: ")
+        raise InputError(message, hint=_EARLY_STOPPING_EXAMPLE, place="--early-stop") from None
 
 
-def common_early_stopping(searches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The search that all runs of a pack share; {} where there is none."""
-    different = [dict(found) for index, found in enumerate(searches) if found not in searches[:index]]
+def common_early_stopping(rules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The early-stopping rule that all runs of a pack share; {} without one."""
+    different = [dict(found) for index, found in enumerate(rules) if found not in rules[:index]]
     if len(different) > 1:
         raise InputError(
-            "these runs belong to different searches and cannot share a pack",
-            hint="submit their files one by one, or --search off",
+            "cannot put these runs into one pack: their [early_stopping] rules differ",
+            hint="submit their files one by one, or use --early-stop off",
         )
     return different[0] if different else {}
 
@@ -144,7 +155,8 @@ class BlockTable(SettingsTable, frozen=True):
     sweep: dict[str, Any] = field(default_factory=dict)
     zip: Any = None
     points: Any = None
-    samples: Any = None
+    num_samples: Any = None
+    sample_seed: Any = None
     defaults: dict[str, Any] = field(default_factory=dict)
     exclude: Any = None
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -152,6 +164,8 @@ class BlockTable(SettingsTable, frozen=True):
     require: Any = None
     request: RequestKeys | None = None
     requests: Any = None
+    metric: MetricSetting | None = None
+    early_stopping: EarlyStoppingTable | None = None
     search: SearchTable | None = None
     start_from: Text | None = None
     after: Text | Strings = ()
@@ -194,7 +208,9 @@ class SweepBlock(NamedTuple):
     require: tuple[SweepRule, ...] = ()
     requests: tuple[RequestRule, ...] = ()
     cost: Expression | None = None
-    search: EarlyStoppingRule | None = None
+    metric: Mapping[str, str] = {}
+    early_stopping: EarlyStoppingRule | None = None
+    search: SearchSettings | None = None
     start_from: str | None = None
     after: tuple[str, ...] = ()
 
@@ -216,18 +232,21 @@ def parse_sweep(document: Document) -> SweepBlock:
         container=table.container,
         seeds=None if seeds is None else tuple(seeds),
         params=dict(parse_constants(top.table("params"))),
-        axes=parse_axes(top),
+        axes=parse_axes(top) if table.search is None else (),
         defaults=dict(parse_constants(top.table("defaults"))),
         exclude=_parse_rules(top, "exclude", tables),
         derived=_parse_derived(top, tables),
         require=_parse_rules(top, "require", tables),
         requests=_parse_requests(top, tables),
         cost=None if table.cost is None else parse_expression(table.cost, tables, place=top.place("cost")),
-        search=None if table.search is None else table.search.rule(),
+        metric=metric_record(table.metric),
+        early_stopping=None if table.early_stopping is None else table.early_stopping.rule(),
+        search=None if table.search is None else parse_search(top, table.search, tables),
         start_from=table.start_from,
         after=(table.after,) if isinstance(table.after, str) else table.after,
     )
     _refuse_duplicate_parameters(block, top)
+    _refuse_opposite_directions(block, top)
     return block
 
 
@@ -236,21 +255,22 @@ def with_flags(
 ) -> SweepBlock:
     """The block under --set, --zip and --seeds: a parameter that is set replaces what the file says about it."""
     named: dict[str, Axis] = {}
+    check_set_flags(sets)
     for word in sets:
-        name, equals, text = word.partition("=")
+        name, _, text = word.partition("=")
         name = name.strip()
-        if not equals:
-            raise InputError(f"{word!r} sets nothing", hint="--set lr=0.1,0.01", place="--set")
         check_parameter_name(name, place="--set")
         if name in named:
             raise InputError(f"{name} is set twice", place="--set")
         named[name] = tuple({name: value} for value in parse_values(text, place=f"--set {name}"))
+    if block.search is not None:
+        return _with_search_flags(block, named, zips, seeds)
     axes = [axis for axis in block.axes if not (len(axis[0]) == 1 and next(iter(axis[0])) in named)]
     for axis in axes:
         for name in axis[0]:
             if name in named:
                 raise InputError(
-                    f"{name} belongs to a zip, to points or to samples, and cannot be set alone", place="--set"
+                    f"{name} belongs to a zip, to points or to random draws, and cannot be set alone", place="--set"
                 )
     for group in zips:
         names = [name.strip() for name in group.split(",")]
@@ -268,6 +288,41 @@ def with_flags(
         axes=(*axes, *named.values()),
         seeds=block.seeds if seeds is None else tuple(parse_seeds(seeds) or ()),
     )
+
+
+def check_set_flags(sets: Sequence[str]) -> None:
+    """Refuse `--set lr 0.1`, whose value would be taken for a file."""
+    for word in sets:
+        if "=" not in word:
+            raise InputError(f"invalid --set {word!r}: expected NAME=VALUES", hint=f"use --set {word.strip()}=0.1,0.01")
+
+
+def _with_search_flags(
+    block: SweepBlock, named: Mapping[str, Axis], zips: Sequence[str], seeds: str | None
+) -> SweepBlock:
+    if zips:
+        raise InputError("--zip cannot be used with [search]", hint="leave --zip out", place="--zip")
+    assert block.search is not None  # noqa: S101 (the caller's fact)
+    values = {name: [cell[name] for cell in axis] for name, axis in named.items()}
+    search, fixed = with_set_parameters(block.search, values)
+    kept = {name: value for name, value in block.params.items() if name not in named}
+    return block._replace(
+        search=search,
+        params={**kept, **fixed},
+        derived={name: value for name, value in block.derived.items() if name not in named},
+        seeds=block.seeds if seeds is None else tuple(parse_seeds(seeds) or ()),
+    )
+
+
+def _refuse_opposite_directions(block: SweepBlock, top: Table) -> None:
+    rule, search = block.early_stopping, block.search
+    if rule is not None and search is not None and rule.metric == search.metric and rule.mode != search.direction:
+        raise top.error(
+            ("early_stopping", "mode"),
+            f"[early_stopping] has mode = {rule.mode!r} and [search] has direction = {search.direction!r} for "
+            f"{rule.metric}",
+            hint=f'mode = "{search.direction}"',
+        )
 
 
 def _parse_rules(top: Table, key: str, tables: Mapping[str, Any]) -> tuple[SweepRule, ...]:
@@ -336,8 +391,9 @@ def _with_text_keys(top: Table, key: Key, values: Mapping[Any, Any]) -> dict[str
 def _refuse_duplicate_parameters(block: SweepBlock, top: Table) -> None:
     """A parameter has one home: params, one axis, or derived."""
     homes: dict[str, str] = dict.fromkeys(block.params, "params")
-    for axis in block.axes:
-        for name in {name for row in axis for name in row}:
+    searched = () if block.search is None else block.search.space
+    for names in (*({name for row in axis for name in row} for axis in block.axes), searched):
+        for name in names:
             if name in homes:
                 raise top.error(
                     ("sweep", name), f"{name} is described twice, in {homes[name]} and as a swept parameter"

@@ -18,8 +18,10 @@ from shoal.describe.launches import change_mode, over
 from shoal.describe.parameters import MAX_RUNS
 from shoal.describe.project import Project
 from shoal.describe.run_names import SweepNaming, drop_defaults, extend_naming, run_stems
+from shoal.describe.search import sampler_python
 from shoal.describe.steps import Step, check_step_name, resolve_data
 from shoal.describe.sweep_file import SweepBlock
+from shoal.describe.trials import expand_trials
 from shoal.errors import InputError
 from shoal.job import (
     BUILT_IN_PLACEHOLDERS,
@@ -29,7 +31,7 @@ from shoal.job import (
     format_value,
     placeholder_names,
 )
-from shoal.model import LaunchSettings, Request, RunSpec
+from shoal.model import LaunchSettings, Request, RunSpec, searched_names
 from shoal.names import ScriptName
 
 #: Placeholders of a replica's words, and the shell variable that has each in a generated script.
@@ -56,7 +58,7 @@ def step_words(step: Step) -> Iterator[tuple[str, Iterable[str]]]:
     yield f"`env` of step {step.name!r}", step.env.values()
     yield f"`smoke` of step {step.name!r}", [*step.smoke.args, *step.smoke.env.values()]
     yield f"`resume_args` of step {step.name!r}", step.resume_args or ()
-    yield f"`survive.check` of step {step.name!r}", step.survive.get("check") or ()
+    yield f"`recovery.result_check` of step {step.name!r}", step.recovery.get("result_check") or ()
 
 
 def check_placeholders(
@@ -75,15 +77,16 @@ def check_placeholders(
     for where, given in words:
         texts = list(given)
         command = texts if where == "the command" else command
+        if not texts:
+            continue
         refuse_unknown_placeholders(where, texts, replica if where == "the command" else known, place, missing)
         for text in _without_inline_code(texts):
             _refuse_near_placeholders(where, text, known, place)
         if where.startswith("`env`") or not any(os.path.basename(word) in _SHELLS for word in command):
             _refuse_variables(where, _without_inline_code(texts), place)
-    if settings is not None:
-        refuse_unknown_placeholders(
-            "the launch settings", [*settings.args, *settings.env.values()], replica, place, missing
-        )
+    launch_words = [*settings.args, *settings.env.values()] if settings is not None else []
+    if launch_words:
+        refuse_unknown_placeholders("the launch settings", launch_words, replica, place, missing)
 
 
 def refuse_unknown_placeholders(
@@ -169,15 +172,19 @@ def expand_sweep(sweep: Sweep, project: Project, kept: SweepNaming | None) -> Ex
     defaults = {name: value for block in sweep.blocks for name, value in block.defaults.items()}
     points: list[tuple[SweepBlock, SweepPoint]] = []
     for block in sweep.blocks:
-        points += [
-            (block, point)
-            for point in drop_defaults(expand_points(_with_file_seed(block, sweep.named)), block.defaults, kept)
-        ]
+        expanded = _expand_block(_with_file_seed(block, sweep.named), base_name(sweep.named))
+        points += [(block, point) for point in drop_defaults(expanded, block.defaults, kept)]
     naming = extend_naming([point for _, point in points], kept, defaults)
     names = run_stems([point for _, point in points], base_name(sweep.named), sweep.named.experiment, naming)
     makers = {id(block): _RunSpecBuilder(sweep.named, block, project) for block in sweep.blocks}
     specs = [makers[id(block)].spec(point, stem) for (block, point), stem in zip(points, names, strict=True)]
     return ExpandedSweep(sweep, specs, naming)
+
+
+def _expand_block(block: SweepBlock, base: str) -> list[SweepPoint]:
+    if block.search is None:
+        return expand_points(block)
+    return expand_trials(block, base, sampler_python(os.environ))
 
 
 def base_name(named: ScriptName) -> str:
@@ -208,30 +215,36 @@ class _RunSpecBuilder:
         self._requests: dict[Request, Request] = {}
         self._filled: set[frozenset[str]] = set()
         rows = {name for axis in block.axes for row in axis for name in row}
+        rows |= set(block.search.space) if block.search else set()
         self._check({*block.params, *block.defaults, *rows, *(n for n in block.derived if not n.startswith("_"))})
 
     def spec(self, point: SweepPoint, stem: str) -> RunSpec:
         values = {name: format_value(value) for name, value in point.values.items()}
-        missing = {name for name in self.mentioned if name in self.block.defaults and name not in values}
+        late = searched_names(point.search)
+        missing = {n for n in self.mentioned if n in self.block.defaults and n not in values and n not in late}
         command = _drop_default_arguments(self.command, missing, self.block.place)
         seed = "" if point.seed is None else str(point.seed)
         known = {**values, "seed": seed}
-        self._check(known.keys() | missing, stem)
+        self._check(known.keys() | missing | late, stem)
         args = [
             fill_known_placeholders(word, known)
             for word in _drop_default_arguments(self.block.args, missing, self.block.place)
         ]
         appended = [
             word
-            for name in sorted(values)
+            for name in sorted({*values, *late})
             if name not in self.mentioned
-            for word in parameter_words(self.step.params, name, values[name])
+            for word in (
+                late_parameter_words(self.step.params, name)
+                if name in late
+                else parameter_words(self.step.params, name, values[name])
+            )
         ]
         env = {name: fill_known_placeholders(text, known) for name, text in {**self.step.env, **self.block.env}.items()}
         return RunSpec(
             experiment=self.named.experiment,
             stem=stem,
-            order=self.named.order,
+            number=self.named.number,
             step=self.named.step,
             step_kind=self.step.name,
             seed=point.seed,
@@ -244,24 +257,43 @@ class _RunSpecBuilder:
             checkpoint=self.step.checkpoint,
             resume_args=None if self.step.resume_args is None else list(self.step.resume_args),
             metrics=list(self.step.metrics),
+            metric=self._metric(),
             launch=self.launch,
             launch_settings=self.settings,
             title=self.named.title,
             request=self._request(point.request),
             sweep=self.base,
-            derived=sorted(point.derived),
+            derived=sorted({*point.derived, *(point.search.get("drawn", {}).get("derived", ()))}),
             cost=point.cost,
-            search=self.block.search._asdict() if self.block.search else {},
-            survive=self.step.survive,
+            early_stopping=self.block.early_stopping._asdict() if self.block.early_stopping else {},
+            search=dict(point.search),
+            recovery=self.step.recovery,
             parents=self._parents(known),
-            start_parent=self._named(self.block.start_from, known) if self.block.start_from else None,
+            start_parent=self._start_parent(known),
             data=resolve_data(self.step.data, self.root),
             container=self.container,
         )
 
+    def _metric(self) -> dict[str, str]:
+        """The metric that the file compares runs by; that of its search or early stopping, if it names no other."""
+        rule, search = self.block.early_stopping, self.block.search
+        if self.block.metric:
+            return dict(self.block.metric)
+        if search is not None:
+            return {"name": search.metric, "mode": search.direction}
+        return {"name": rule.metric, "mode": rule.mode} if rule is not None else {}
+
     def _parents(self, known: Mapping[str, str]) -> list[str]:
         words = [*([self.block.start_from] if self.block.start_from else []), *self.block.after]
         return list(dict.fromkeys(self._named(word, known) for word in words))
+
+    def _start_parent(self, known: Mapping[str, str]) -> str | None:
+        start = self.block.start_from
+        if start and "*" in start:
+            raise InputError(
+                f"start_from = {start!r} names several runs", hint=f'after = ["{start}"]', place=self.block.place
+            )
+        return self._named(start, known) if start else None
 
     def _named(self, word: str, known: Mapping[str, str]) -> str:
         """The run that "000_pretrain_{seed}" names for this point, in this experiment unless it says another."""
@@ -326,7 +358,12 @@ def _drop_default_arguments(words: Sequence[str], missing: set[str], place: str)
 
 def parameter_words(template: str, name: str, value: str) -> list[str]:
     """The words that pass a parameter which the command does not mention: --lr=0.1, lr=0.1, or none at all."""
-    return [escape_placeholders(word.replace("{name}", name).replace("{value}", value)) for word in _split(template)]
+    return escape_placeholders(word.replace("{name}", name).replace("{value}", value) for word in _split(template))
+
+
+def late_parameter_words(template: str, name: str) -> list[str]:
+    """The same for a parameter of a search, with a placeholder that is filled when the trial starts."""
+    return [word.replace("{name}", name).replace("{value}", f"{{{name}}}") for word in _split(template)]
 
 
 @functools.cache

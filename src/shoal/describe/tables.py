@@ -45,26 +45,26 @@ class BadValue(ValueError):
     """
 
     def __init__(
-        self, why: str, *, key: Key = (), hint: str | None = None, shape: str = "invalid {key}: {why}"
+        self, why: str, *, key: Key = (), hint: str | None = None, layout: str = "invalid {key}: {why}"
     ) -> None:
         super().__init__(why)
-        self.why, self.key, self.hint, self._shape = why, key, hint, shape
+        self.why, self.key, self.hint, self._layout = why, key, hint, layout
 
     @property
     def shows_value(self) -> bool:
-        return "{value}" in self._shape
+        return "{value}" in self._layout
 
     def message(self, dotted: str, value: Any) -> str:
         shown = repr(value) if not isinstance(value, bool) else str(value).lower()
         shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
-        return self._shape.format(key=dotted, value=shown, why=self.why)
+        return self._layout.format(key=dotted, value=shown, why=self.why)
 
     def inside(self, outer: Key, hint: str | None = None) -> BadValue:
-        return BadValue(self.why, key=outer + self.key, hint=self.hint or hint, shape=self._shape)
+        return BadValue(self.why, key=outer + self.key, hint=self.hint or hint, layout=self._layout)
 
 
 def expected(what: str, *, key: Key = (), hint: str | None = None) -> BadValue:
-    return BadValue(what, key=key, hint=hint, shape="invalid {key} = {value}: expected {why}")
+    return BadValue(what, key=key, hint=hint, layout="invalid {key} = {value}: expected {why}")
 
 
 def unknown_key(name: str, allowed: Sequence[str]) -> BadValue:
@@ -72,7 +72,7 @@ def unknown_key(name: str, allowed: Sequence[str]) -> BadValue:
 
     near = get_close_matches(name, allowed, n=1)
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    return BadValue(guess, key=(name,), hint=f"allowed here: {', '.join(allowed)}", shape="unknown key {key!r}{why}")
+    return BadValue(guess, key=(name,), hint=f"allowed here: {', '.join(allowed)}", layout="unknown key {key!r}{why}")
 
 
 def rule(holds: Callable[[Any], object], words: str, example: str | None = None) -> Meta:
@@ -152,7 +152,7 @@ def _refuse(value: Any, wanted: Any, key: Key = (), hint: str | None = None) -> 
                 _refuse(inner, fields[name], (*key, name), hint)
             for one in msgspec.structs.fields(kind):
                 if one.required and one.encode_name not in value:
-                    raise BadValue("", key=(*key, one.name), hint=_example(one.type), shape="missing key {key!r}")
+                    raise BadValue("", key=(*key, one.name), hint=_example(one.type), layout="missing key {key!r}")
         elif isinstance(value, dict) and get_origin(kind) is dict:
             for name, inner in value.items():
                 allowed = get_args(get_args(kind)[0])
@@ -272,7 +272,26 @@ else:
     Memory = read_by(lambda value: format_memory(parse_memory_mb(convert(value, Text))))
 
 
+class MetricTable(SettingsTable, frozen=True):
+    """`metric = { name = "val_loss", mode = "min" }`"""
+
+    name: Annotated[Text, Meta(examples=['metric = { name = "val_loss", mode = "min" }'])]
+    mode: Annotated[str, one_of(("min", "max"))] | None = None
+
+
+#: `metric = "val_loss"`: the metric that tables of runs show and sort by.
+MetricSetting = Text | MetricTable
+
+
+def metric_record(metric: str | MetricTable | None) -> dict[str, str]:
+    """A metric setting as run specs and views keep it: `name`, and `mode` where one is set."""
+    if metric is None or isinstance(metric, str):
+        return {} if metric is None else {"name": metric}
+    return {"name": metric.name, **({"mode": metric.mode} if metric.mode else {})}
+
+
 class StatusTable(SettingsTable, frozen=True):
     """[status], which `status` reads alone."""
 
     columns: Text | None = None
+    metric: MetricSetting | None = None

@@ -12,9 +12,10 @@ import msgspec
 from shoal.batch import SbatchOption, ScriptText, decode_text, read_text
 from shoal.clusters import ClusterFacts, check_with_sbatch, read_cluster
 from shoal.doctor import rules
-from shoal.doctor.finding import SEVERITY_ORDER, CheckFacts, FileAccess, Finding, ScriptEdit, apply_rules
+from shoal.doctor.finding import SEVERITY_ORDER, CheckFacts, FileAccess, Finding, apply_rules
 from shoal.doctor.geometry import RequestGeometry, read_geometry
 from shoal.doctor.job import JobFacts
+from shoal.doctor.known_findings import Baseline, CodeChoice, read_ignore_comments
 from shoal.doctor.nearest import apply_changes, as_flags, closest_node_kind, propose_changes, qos_mismatches
 from shoal.doctor.script import BatchScript, read_batch_script
 from shoal.errors import DiskError, InputError
@@ -26,7 +27,6 @@ __all__ = [
     "check_text",
     "facts_without_script",
     "find_files",
-    "write_fixed",
 ]
 _SUFFIXES = (".sh", ".slurm", ".sbatch", ".sub", ".batch", ".job", ".bash")
 _SKIPPED = frozenset({".git", ".venv", "node_modules", "__pycache__", ".shoal", "outputs"})
@@ -54,6 +54,8 @@ class ScriptCheck(NamedTuple):
     script: BatchScript
     findings: list[Finding]
     facts: CheckFacts
+    #: Findings that comments, --select, --ignore or a baseline have taken out.
+    ignored: int = 0
 
     @property
     def worst(self) -> str | None:
@@ -67,14 +69,14 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         if path.is_dir():
             inside = [one for one in _walk(path) if one.suffix in _SUFFIXES or _has_directives(one)]
             if not inside:
-                raise InputError(f"there is no batch script in {path}", hint=f"ls {path}")
+                raise InputError(f"no batch script in {path}", hint=f"ls {path}")
             found.update(dict.fromkeys(inside))
         elif path.exists() or path.is_symlink():
             if not path.is_file():
-                raise InputError(f"{path} is not a file")
+                raise InputError(f"{path} is not a regular file", hint=f"ls -l {path}")
             found[path] = None
         else:
-            raise InputError(f"there is no file {path}", hint=f"ls {path.parent}")
+            raise InputError(f"no such file: {path}", hint=f"ls {path.parent}")
     return list(found)
 
 
@@ -155,7 +157,19 @@ def check_script(
             known[key] = _ask_slurm(facts, cluster, environ)
         refusal, nearest = known[key]
         facts = facts._replace(refusal=refusal, nearest=nearest)
-    return ScriptCheck(script, apply_rules(facts), facts)
+    findings, comments = apply_rules(facts), read_ignore_comments(script)
+    kept = [finding for finding in findings if not comments.covers(finding)]
+    return ScriptCheck(script, kept, facts, len(findings) - len(kept))
+
+
+def take_out(check: ScriptCheck, choice: CodeChoice, baseline: Baseline | None) -> ScriptCheck:
+    """The check without findings that --select and --ignore leave out, or that the baseline knows."""
+    kept = [
+        finding
+        for finding in check.findings
+        if not choice.covers(finding) and not (baseline is not None and baseline.covers(finding, check.script))
+    ]
+    return check._replace(findings=kept, ignored=check.ignored + len(check.findings) - len(kept))
 
 
 def check_text(text: str, path: str, *, files: FileAccess | None = None) -> list[Finding]:
@@ -203,30 +217,6 @@ def _satisfies(geometry: RequestGeometry, options: Mapping[str, SbatchOption], c
     return best is not None and not best[1] and not qos_mismatches(geometry, options, cluster)
 
 
-def write_fixed(examined: ScriptCheck) -> tuple[Path, list[Finding]] | None:
-    """Write NAME.fixed.sh beside a script and return it with what it corrects; None when nothing is mechanical.
-
-    It never overwrites: an older fixed file stays, and the new one gets a number.
-    """
-    script = examined.script
-    if script.text.encoding.startswith("utf-16"):
-        return None
-    lines, done = repair(script.text.lines, examined.findings)
-    if not done:
-        return None
-    old = Path(script.path)
-    for number in range(1, 1000):
-        path = old.with_name(f"{old.stem}.fixed{'' if number == 1 else f'-{number}'}{old.suffix or '.sh'}")
-        try:
-            with path.open("x", encoding="utf-8", newline="\n") as file:
-                file.write("\n".join(lines) + "\n")
-        except FileExistsError:
-            continue
-        path.chmod(old.stat().st_mode & 0o777)
-        return path, done
-    raise InputError(f"there are a thousand fixed versions of {old} already")
-
-
 def as_record(finding: Finding) -> dict[str, object]:
     """A finding for machines."""
     record = msgspec.to_builtins(finding)
@@ -256,64 +246,3 @@ class DiskFiles:
             except (OSError, ValueError):
                 continue
         return None
-
-
-def repair(lines: Sequence[str], findings: Sequence[Finding]) -> tuple[list[str], list[Finding]]:
-    """(corrected lines, the findings that this corrects). Edits that no longer find their text are left out."""
-    text: list[str | None] = list(lines)
-    done: list[Finding] = []
-    header: list[str] = []
-    body: list[str] = []
-    end: list[str] = []
-    top: list[str] = []
-    for finding in findings:
-        if not finding.edits or not all(_is_applicable(edit, text) for edit in finding.edits):
-            continue
-        done.append(finding)
-        for edit in finding.edits:
-            if edit.how == "drop":
-                text[edit.line - 1] = None
-            elif edit.how == "replace" and edit.line:
-                text[edit.line - 1] = (text[edit.line - 1] or "").replace(edit.old, edit.new, 1)
-            else:
-                place = {"header": header, "body": body, "end": end, "top": top}.get(edit.how, [])
-                if edit.new not in place:
-                    place.append(edit.new)
-    return _apply_edits(text, header, body, end, top), done
-
-
-def _is_applicable(edit: ScriptEdit, text: Sequence[str | None]) -> bool:
-    if edit.how not in ("drop", "replace") or edit.line == 0:
-        return True
-    if edit.line > len(text):
-        return False
-    line = text[edit.line - 1]
-    return line is not None and (edit.how == "drop" or edit.old in line or edit.old == "\ufeff")
-
-
-def _apply_edits(
-    text: Sequence[str | None], header: list[str], body: list[str], end: list[str], top: list[str]
-) -> list[str]:
-    last = 0
-    first_command = len(text)
-    for index, line in enumerate(text):
-        if line is None:
-            continue
-        if line.startswith("#SBATCH"):
-            last = index + 1
-        elif line.strip() and not line.lstrip().startswith("#"):
-            first_command = index
-            break
-    if not last:
-        # Without directives the header is the shebang and the comments right below it.
-        last = 1 if text and (text[0] or "").startswith("#!") else 0
-    at_body = max(last, min(first_command, len(text)))
-    found: list[str] = list(top)
-    for index in range(len(text) + 1):
-        if index == last:
-            found += header
-        if index == at_body:
-            found += body
-        if index < len(text) and (line := text[index]) is not None:
-            found.append(line)
-    return found + end

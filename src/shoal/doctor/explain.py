@@ -1,19 +1,32 @@
 """Geometry in numbers: which processes a script starts, on which devices, with which batch. Pure.
 
-explain(facts)                      from a script, with what is unknown
-construct("lightning", 2, 8, ...)   by construction: header and launch line that match
+explain_facts(facts)                       from a script, with what is unknown
+construct_launch("lightning", 2, 8, ...)   by construction: header and launch line that match
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import msgspec
 
 from shoal.doctor.finding import CheckFacts, distributes_itself, step_nodes, step_tasks_per_node, uses_lightning
 from shoal.doctor.launches import ScriptLaunch, as_number
+from shoal.doctor.training_args import TrainingArgs, read_training_args
 from shoal.errors import InputError
+from shoal.model import Request
+from shoal.plan import launch_lines
 from shoal.units import format_memory
 
-FRAMEWORKS = ("lightning", "native", "torchrun", "accelerate", "deepspeed", "single")
+#: The launch mode of each framework.
+FRAMEWORKS = {
+    "lightning": "srun",
+    "native": "srun",
+    "torchrun": "torchrun",
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "single": "process",
+}
 
 
 class LaunchNumbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +48,12 @@ class LaunchNumbers(msgspec.Struct, frozen=True, kw_only=True):
     memory_per_node_mb: int | None = None
     memory_per_process_mb: int | None = None
     learning_rate: float | None = None
+    gradient_accumulation: int | None = None
+    gpu_memory_mb: int | None = None
+    gpu_memory: str | None = None
+    #: Words of the command that numbers were read from, and what could not be read anywhere.
+    sources: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
     command: str = ""
     notes: tuple[str, ...] = ()
@@ -43,6 +62,17 @@ class LaunchNumbers(msgspec.Struct, frozen=True, kw_only=True):
 def explain_facts(facts: CheckFacts) -> list[LaunchNumbers]:
     """The numbers of every launch that is the script's work."""
     return [_explain_launch(facts, launch) for launch in facts.job.work]
+
+
+class _NodeNumbers(NamedTuple):
+    """What one node of a launch has, and how many nodes it uses."""
+
+    nodes: int
+    tasks: int | None
+    gpus: int | None
+    processes: int | None
+    cpus: int
+    memory_mb: int | None = None
 
 
 def _explain_launch(facts: CheckFacts, launch: ScriptLaunch) -> LaunchNumbers:
@@ -56,17 +86,22 @@ def _explain_launch(facts: CheckFacts, launch: ScriptLaunch) -> LaunchNumbers:
     if started < nodes:
         notes.append(f"without srun it starts on 1 of {nodes} nodes")
     name = f"srun {launch.launcher}" if launch.srun is not None else launch.launcher
-    return _launch_numbers(
-        f"{name} {launch.program}".strip(),
-        launch.line,
-        started,
-        tasks,
-        gpus,
-        processes,
-        (geometry.cpus_per_task or 1) * (tasks or 1),
-        geometry.memory_per_node_mb,
-        facts,
-        notes,
+    args = read_training_args(launch.args)
+    hints = job.hints(launch)
+    if args.workers is None and hints is not None:
+        args = args._replace(workers=hints.max_workers)
+    cpus = (geometry.cpus_per_task or 1) * (tasks or 1)
+    node = _NodeNumbers(started, tasks, gpus, processes, cpus, geometry.memory_per_node_mb)
+    return _launch_numbers(f"{name} {launch.program}".strip(), launch.line, node, _with_inputs(args, facts), notes)
+
+
+def _with_inputs(args: TrainingArgs, facts: CheckFacts) -> TrainingArgs:
+    """What a person gives on the command line of the doctor counts before what the script says."""
+    return args._replace(
+        batch_size=facts.batch_size if facts.batch_size is not None else args.batch_size,
+        is_global_batch=args.is_global_batch and facts.batch_size is None,
+        learning_rate=facts.learning_rate if facts.learning_rate is not None else args.learning_rate,
+        workers=facts.workers if facts.workers is not None else args.workers,
     )
 
 
@@ -103,33 +138,24 @@ def _processes(facts: CheckFacts, launch: ScriptLaunch, nodes: int, tasks: int |
     return copies
 
 
-def _launch_numbers(
-    launch: str,
-    line: int,
-    nodes: int,
-    tasks: int | None,
-    gpus: int | None,
-    processes: int | None,
-    cpus_per_node: int,
-    memory_mb: int | None,
-    facts: CheckFacts,
-    notes: list[str],
-) -> LaunchNumbers:
+def _launch_numbers(launch: str, line: int, node: _NodeNumbers, args: TrainingArgs, notes: list[str]) -> LaunchNumbers:
+    nodes, tasks, gpus, processes, cpus_per_node, memory_mb = node
     world = None if processes is None else processes * nodes
-    batch = None if facts.batch_size is None or world is None else facts.batch_size * world
+    batch = _effective_batch(args, world)
     cpus = None if not processes else cpus_per_node // processes
-    workers = facts.workers
+    workers = args.workers
     if workers is not None and processes and workers * processes > cpus_per_node:
         notes.append(
             f"{processes} x {workers} = {processes * workers} loader workers on {cpus_per_node} CPUs are too many"
         )
     if world and world > 1:
-        if batch is not None:
-            notes.append(f"{world} x {facts.batch_size} = {batch}: the batch of one optimizer step grows {world}-fold")
-        if facts.learning_rate is not None:
+        if batch is not None and not args.is_global_batch:
+            notes.append(f"{_batch_text(args, world)}: the batch of one optimizer step grows {world}-fold")
+        if args.learning_rate is not None and not args.is_global_batch:
             notes.append(
-                f"the learning rate {facts.learning_rate:g} was chosen for another batch size; the linear rule gives "
-                f"{facts.learning_rate * world:g}, with warm-up"
+                f"if the learning rate {args.learning_rate:g} was chosen for one process, the linear rule gives "
+                f"{args.learning_rate * world:g} with warm-up (SGD), the square root rule "
+                f"{args.learning_rate * world**0.5:.3g} (Adam)"
             )
         notes.append(f"{world} processes are not {world} times as fast: measure before counting on it")
     if gpus and processes and processes > gpus:
@@ -146,15 +172,42 @@ def _launch_numbers(
         processes=world,
         devices_per_process=None if not gpus or not processes else round(gpus / processes, 2),
         cpus_per_process=cpus,
-        batch_per_process=facts.batch_size,
+        batch_per_process=None if args.is_global_batch else args.batch_size,
         effective_batch=batch,
         workers_per_process=workers,
         workers_per_node=None if workers is None or processes is None else workers * processes,
         memory_per_node_mb=memory_mb,
         memory_per_process_mb=None if not memory_mb or not processes else memory_mb // processes,
-        learning_rate=facts.learning_rate,
+        learning_rate=args.learning_rate,
+        gradient_accumulation=args.accumulation,
+        gpu_memory_mb=args.gpu_memory_mb(world or 1),
+        gpu_memory=args.gpu_memory_text(world or 1),
+        sources=args.sources,
+        unread=_unread(args),
         notes=tuple(notes),
     )
+
+
+def _effective_batch(args: TrainingArgs, world: int | None) -> int | None:
+    if args.batch_size is None or args.is_global_batch:
+        return args.batch_size
+    return None if world is None else args.batch_size * world * (args.accumulation or 1)
+
+
+def _batch_text(args: TrainingArgs, world: int) -> str:
+    accumulated = f" x {args.accumulation} accumulated" if args.accumulation else ""
+    return f"{world} x {args.batch_size}{accumulated} = {_effective_batch(args, world)}"
+
+
+def _unread(args: TrainingArgs) -> tuple[str, ...]:
+    """What neither the command line nor the flags of the doctor say, with the flag that says it."""
+    found = (
+        ("batch size (--batch-size)", args.batch_size),
+        ("learning rate (--lr)", args.learning_rate),
+        ("loader workers (--workers)", args.workers),
+        ("model size, and so GPU memory", args.parameters),
+    )
+    return tuple(name for name, value in found if value is None)
 
 
 def construct_launch(
@@ -165,41 +218,26 @@ def construct_launch(
         raise InputError(f"{framework!r} is not a framework that is known here", hint=f"one of {', '.join(FRAMEWORKS)}")
     if nodes < 1 or gpus < 1:
         raise InputError("there is nothing to explain without nodes and GPUs", hint="--nodes 1 --gpus 8")
-    per_task = framework in ("lightning", "native")
-    tasks = gpus if per_task else 1
-    workers = facts.workers
-    cpus = (
-        (cpus_per_node // tasks)
-        if cpus_per_node
-        else (workers + 1 if workers is not None else 8) * (1 if per_task else gpus)
-    )
+    mode, workers = FRAMEWORKS[framework], facts.workers
+    tasks = gpus if mode == "srun" else 1
+    per_task = (workers + 1 if workers is not None else 8) * (gpus // tasks)
+    cpus = cpus_per_node // tasks if cpus_per_node else per_task
     header = [f"#SBATCH --nodes={nodes}", f"#SBATCH --ntasks-per-node={tasks}", f"#SBATCH --gpus-per-node={gpus}",
               f"#SBATCH --cpus-per-task={cpus}"]  # fmt: skip
-    srun = "srun --kill-on-bad-exit=1 --cpus-per-task=$SLURM_CPUS_PER_TASK"
-    port = "$((20000 + SLURM_JOB_ID % 10000))"
-    endpoint = f'"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):{port}"'
-    where = "--standalone" if nodes == 1 else f"--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={endpoint}"
-    lines = {
-        "torchrun": f"{srun} torchrun --nnodes=$SLURM_NNODES --nproc-per-node={gpus} {where} train.py",
-        "deepspeed": f"{srun} torchrun --nnodes=$SLURM_NNODES --nproc-per-node={gpus} {where} train.py --deepspeed",
-        "accelerate": f"{srun} bash -c 'accelerate launch --num_machines=$SLURM_NNODES --num_processes={nodes * gpus} "
-        "--machine_rank=$SLURM_NODEID --main_process_ip=$MASTER_ADDR --main_process_port=$MASTER_PORT train.py'",
-    }
+    request = Request(nodes=nodes, gpus=gpus, cpus=cpus * tasks)
     notes = ["Lightning: devices and num_nodes as in the header"] if framework == "lightning" else []
-    if framework == "native":
-        notes.append("RANK, LOCAL_RANK and WORLD_SIZE come from SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS")
-    if framework == "accelerate":
-        notes.append(f"export MASTER_ADDR=$(scontrol show hostnames ... | head -n 1) and MASTER_PORT={port} before it")
-    processes = 1 if framework == "single" else gpus
-    found = _launch_numbers(framework, 0, nodes, tasks, gpus, processes, cpus * tasks, None, facts, notes)
-    return msgspec.structs.replace(found, header=tuple(header), command=lines.get(framework, f"{srun} python train.py"))
+    processes = 1 if mode == "process" else gpus
+    args = _with_inputs(TrainingArgs(), facts)
+    found = _launch_numbers(framework, 0, _NodeNumbers(nodes, tasks, gpus, processes, cpus * tasks), args, notes)
+    lines = launch_lines(mode, ["python", "train.py"], request).rstrip("\n")
+    return msgspec.structs.replace(found, header=tuple(header), command=lines)
 
 
 def explain_rows(one: LaunchNumbers) -> list[tuple[str, str]]:
-    """What people read: name and value, with "not said" where the script is silent."""
+    """What people read: name and value, with "not set" where the script is silent."""
 
     def say(value: object) -> str:
-        return "not said" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
     memory = None if one.memory_per_node_mb is None else format_memory(one.memory_per_node_mb)
     each = None if one.memory_per_process_mb is None else format_memory(one.memory_per_process_mb)
@@ -208,13 +246,18 @@ def explain_rows(one: LaunchNumbers) -> list[tuple[str, str]]:
         ("nodes", say(one.nodes)),
         ("tasks per node", say(one.tasks_per_node)),
         ("GPUs per node", say(one.gpus_per_node)),
-        ("processes", "not said" if one.processes is None else
+        ("processes", "not set" if one.processes is None else
          f"{one.nodes} x {one.processes_per_node} = {one.processes}, ranks 0 to {one.processes - 1}"),
         ("devices per process", say(one.devices_per_process)),
         ("CPUs per process", say(one.cpus_per_process)),
-        ("loader workers", "not said" if one.workers_per_process is None else
+        ("loader workers", "not set" if one.workers_per_process is None else
          f"{one.workers_per_process} per process, {say(one.workers_per_node)} per node"),
-        ("batch size", "not said" if one.batch_per_process is None else
-         f"{say(one.processes)} x {one.batch_per_process} = {say(one.effective_batch)}"),
-        ("memory per node", "not said" if memory is None else f"{memory}, {each or '?'} per process"),
+        ("batch size", say(one.effective_batch) if one.batch_per_process is None else
+         f"{say(one.processes)} x {one.batch_per_process}"
+         f"{f' x {one.gradient_accumulation}' if one.gradient_accumulation else ''} = {say(one.effective_batch)}"),
+        ("learning rate", say(one.learning_rate)),
+        ("memory per node", "not set" if memory is None else f"{memory}, {each or '?'} per process"),
+        ("GPU memory", one.gpu_memory or "not known"),
+        *([("read from", ", ".join(one.sources))] if one.sources else []),
+        *([("not read", ", ".join(one.unread))] if one.unread else []),
     ]  # fmt: skip

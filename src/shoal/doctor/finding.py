@@ -7,7 +7,7 @@ Lightning.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -25,19 +25,24 @@ SEVERITY_ORDER: dict[str, int] = {"error": 0, "warning": 1, "hint": 2}
 
 
 class ScriptEdit(NamedTuple):
-    """A mechanical change. `how`: replace `old` by `new` in a line, drop the line, or put `new` in a place:
+    """A mechanical change. `how`: replace `old` by `new` in a line, drop the line, or put `new` in a place.
 
-    header (as a directive, behind the last one), body (before the first command), end, or top (as first line).
+    Places: before a line, header (as a directive, behind the last one), body (before the first command), end, or top
+    (as first line). option gives the option `old` of the header the value `new`, or removes it where that is empty.
+    mkdir makes the directory `new` when the corrected script is written.
     """
 
-    how: Literal["replace", "drop", "header", "body", "end", "top"]
+    how: Literal["replace", "drop", "before", "header", "body", "end", "top", "option", "mkdir"]
     line: int = 0
     old: str = ""
     new: str = ""
 
 
 class RuleHit(NamedTuple):
-    """What a rule saw: where, one sentence, what will happen, and what to do. A rule may lower its own severity."""
+    """What a rule saw: where, one sentence, what will happen, and what to do.
+
+    `severity` is one that the rule names as `lower`, or None for the rule's own.
+    """
 
     line: int
     message: str
@@ -106,36 +111,45 @@ class CheckFacts(NamedTuple):
 
 
 class CheckRule(NamedTuple):
+    """`lower`: the severities that its findings have where it is less sure, or the harm is smaller."""
+
     code: str
     severity: Severity
     title: str
     check: Callable[[CheckFacts], Iterable[RuleHit]]
+    of_text: bool = False
+    lower: tuple[Severity, ...] = ()
+
+    @property
+    def severities(self) -> str:
+        """All severities that its findings can have, as the documentation writes them."""
+        return " or ".join((self.severity, *self.lower))
 
 
 RULES: dict[str, CheckRule] = {}
 
 
 def rule(
-    code: str, severity: Severity, title: str
+    code: str, severity: Severity, title: str, *, lower: tuple[Severity, ...] = (), of_text: bool = False
 ) -> Callable[[Callable[[CheckFacts], Iterator[RuleHit]]], Callable[[CheckFacts], Iterator[RuleHit]]]:
     """Register a rule under its code; two rules cannot share one."""
 
     def register(check: Callable[[CheckFacts], Iterator[RuleHit]]) -> Callable[[CheckFacts], Iterator[RuleHit]]:
         if code in RULES:
             raise ValueError(f"two rules are called {code}")
-        RULES[code] = CheckRule(code, severity, title, check)
+        RULES[code] = CheckRule(code, severity, title, check, of_text, lower)
         return check
 
     return register
 
 
 def text_rule(
-    code: str, severity: Severity, title: str
+    code: str, severity: Severity, title: str, *, lower: tuple[Severity, ...] = ()
 ) -> Callable[[Callable[[BatchScript], Iterator[RuleHit]]], Callable[[BatchScript], Iterator[RuleHit]]]:
     """Register a rule on the text of a script, which is not asked where there is none."""
 
     def register(check: Callable[[BatchScript], Iterator[RuleHit]]) -> Callable[[BatchScript], Iterator[RuleHit]]:
-        @rule(code, severity, title)
+        @rule(code, severity, title, lower=lower, of_text=True)
         def on_text(facts: CheckFacts) -> Iterator[RuleHit]:
             return iter(()) if facts.script is None else check(facts.script)
 
@@ -147,7 +161,7 @@ def text_rule(
 def apply_rules(facts: CheckFacts) -> list[Finding]:
     """All findings on one job, worst first, then by line."""
     found: dict[tuple[str, int, str], Finding] = {}
-    for one in RULES.values():
+    for one in (one for one in RULES.values() if facts.script is not None or not one.of_text):
         for hit in one.check(facts):
             finding = Finding(
                 code=one.code,
@@ -165,12 +179,15 @@ def apply_rules(facts: CheckFacts) -> list[Finding]:
 
 
 _SRUN_CALL = re.compile(r"(?:^|[\s;&'\"])srun\s")
-_LIGHTNING_ARGS = re.compile(
-    r"(?:^|[\s-])\+*trainer\.(?:devices|gpus|num_nodes|strategy|accelerator)\b|lightning|\bLightningCLI\b"
-)
+_LIGHTNING_NAME = re.compile(r"lightning|\bLightningCLI\b")
+#: Arguments that only Lightning's Trainer has: trainer.devices=4, or --strategy ddp beside --devices or --accelerator.
+_TRAINER_ARGUMENT = re.compile(r"(?:^|[\s-])\+*trainer\.(?:devices|gpus|num_nodes|strategy|accelerator)\b")
+_STRATEGY_ARGUMENT = re.compile(r"(?:^|\s)-*strategy[= ]['\"]?(?:ddp|fsdp|deepspeed|auto)")
+_DEVICES_ARGUMENT = re.compile(r"(?:^|\s)-*(?:devices|accelerator|num_nodes|gpus)[= ]")
 #: Words in a command that say that the program itself spreads over GPUs.
 _SELF_DISTRIBUTING = re.compile(
-    r"\b(?:vllm|ray|tensor[_-]parallel|device_map|data[_-]?parallel|spawn|submitit|mp_spawn|fsdp|ddp)\b", re.I
+    r"\b(?:vllm|ray|tensor[_-]parallel|device_map|data[_-]?parallel|spawn|submitit|mp_spawn|multiprocessing[_-]distributed|fsdp|ddp)\b",
+    re.I,
 )
 
 
@@ -183,6 +200,15 @@ def header_line(job: JobFacts, *names: str) -> int:
     """The line of the first of these options that the header has."""
     options = job.options
     return next((options[name].line for name in names if name in options), 1)
+
+
+def has_unread_options(facts: CheckFacts, launch: ScriptLaunch) -> bool:
+    """Whether a launcher may have options that the script does not show: in variables before its program, or as PET_...
+    of torchrun."""
+    names = [export.name for export in facts.job.exports]
+    return (
+        launch.program.startswith("$") or "PET_" in launch.command.raw or any(one.startswith("PET_") for one in names)
+    )
 
 
 def is_native(launch: ScriptLaunch) -> bool:
@@ -219,27 +245,38 @@ def step_tasks_per_node(launch: ScriptLaunch, job: JobFacts) -> int | None:
 def uses_lightning(job: JobFacts, launch: ScriptLaunch) -> tuple[bool, bool]:
     """(it is Lightning, and that is certain): from the program's imports, or from the words of its command."""
     hints = job.hints(launch)
+    trainer = has_trainer_arguments(launch)
     if hints is not None:
-        return hints.is_lightning, True
-    return bool(_LIGHTNING_ARGS.search(" ".join((launch.program, *launch.args)))), False
+        other = hints.starts_processes or hints.inits_group or hints.trains_alone
+        return hints.is_lightning or (trainer and not other), True
+    return trainer or bool(_LIGHTNING_NAME.search(" ".join((launch.program, *launch.args)))), trainer
+
+
+def has_trainer_arguments(launch: ScriptLaunch) -> bool:
+    """The command's words set Lightning's Trainer."""
+    words = " ".join(launch.args)
+    if _TRAINER_ARGUMENT.search(words):
+        return True
+    return bool(_DEVICES_ARGUMENT.search(words)) and bool(
+        _STRATEGY_ARGUMENT.search(words) or re.search(r"(?:^|\s)--accelerator[= ]", words)
+    )
 
 
 def distributes_itself(job: JobFacts, launch: ScriptLaunch) -> bool:
     """The program is known, or looks, to start its own processes on all GPUs it sees."""
     hints = job.hints(launch)
     if hints is not None:
-        tools = {"ray", "vllm", "submitit", "transformers", "accelerate", "deepspeed", "jax", "tensorflow"}
-        return hints.spawns or bool(hints.imports & tools)
-    return bool(_SELF_DISTRIBUTING.search(launch.raw))
+        return hints.starts_processes
+    return bool(_SELF_DISTRIBUTING.search(launch.raw)) and not has_trainer_arguments(launch)
 
 
-def trainer_number(launch: ScriptLaunch, name: str) -> int | None:
-    """A Lightning number in the command's words: trainer.devices=4, --trainer.devices 4, --devices=4."""
+def trainer_number(launch: ScriptLaunch, name: str, values: Mapping[str, str]) -> int | None:
+    """A Lightning number in the command's words: trainer.devices=4, --trainer.devices $GPUS, --devices=4."""
     words = list(launch.args)
     for index, word in enumerate(words):
         key, equals, value = word.lstrip("+-").partition("=")
         if key in (f"trainer.{name}", f"trainer.params.{name}", name):
             text = value if equals else (words[index + 1] if index + 1 < len(words) and word.startswith("-") else "")
-            if text.isdigit():
-                return int(text)
+            if (number := as_number(text, values)) is not None:
+                return number
     return None

@@ -14,8 +14,11 @@ from shoal.errors import InputError
 from shoal.units import parse_memory_mb, parse_slurm_time_s
 
 _NODES = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
-_GPU_ITEM = re.compile(r"(?:gres[:/])?gpus?(?:[:=](?P<kind>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+))?", re.ASCII)
-_COUNT = re.compile(r"(?:(?P<kind>[A-Za-z][\w.-]*):)?(?P<count>\d+)", re.ASCII)
+#: A type may begin with a digit (2080ti), or be a number (3090) where a count follows.
+_GPU_ITEM = re.compile(
+    r"(?:gres[:/])?gpus?(?:[:=](?P<kind>[\w.-]*[A-Za-z][\w.-]*|\d+(?=[:=])))?(?:[:=](?P<count>\d+))?", re.ASCII
+)
+_COUNT = re.compile(r"(?:(?P<kind>[\w.-]+):)?(?P<count>\d+)", re.ASCII)
 _ARRAY = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 
 
@@ -78,9 +81,13 @@ def read_geometry(options: Mapping[str, SbatchOption]) -> RequestGeometry:
     nodes = _nodes(options, uncertain)
     ntasks = count("ntasks")
     per_node = count("ntasks-per-node")
+    if nodes is None and not uncertain and "nodelist" not in options and ntasks and per_node and ntasks > per_node:
+        nodes = -(-ntasks // per_node)  # Slurm takes as many as the tasks need
     gpus_per_task, kind_task = _gpu_count(options.get("gpus-per-task"))
     per_gpus, total, kind = _gpu_request(options, nodes, uncertain)
-    if gpus_per_task is not None and per_gpus is None and total is None:
+    if gpus_per_task is not None and per_gpus is None and total is None and ntasks is None and per_node is None:
+        uncertain.add("gpus")  # the number of tasks comes from the command line
+    elif gpus_per_task is not None and per_gpus is None and total is None:
         total = gpus_per_task * (ntasks if ntasks is not None else (per_node or 1) * (nodes or 1))
         per_gpus = total // (nodes or 1) if total % (nodes or 1) == 0 else None
     tasks_per_gpu = count("ntasks-per-gpu")
@@ -196,7 +203,7 @@ def _array_size(option: SbatchOption | None) -> tuple[int | None, int | None]:
     if option is None or not option.value:
         return None, None
     size, last = 0, 0
-    for part in option.value.partition("%")[0].split(","):
+    for part in option.value.partition("%")[0].strip("[]").split(","):
         match = _ARRAY.fullmatch(part.strip())
         if match is None:
             return None, None

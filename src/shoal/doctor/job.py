@@ -1,12 +1,13 @@
 """What the rules ask about one job: what it asks Slurm for, what it starts, and what its Python programs need.
 
-`read_script` (script.py) fills it from a batch script, `planned_job` (planned.py) from a run that shoal has planned.
+`read_script` (script.py) fills it from a batch script, `planned_job` (submit_checks.py) from a planned run.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import msgspec
 
 from shoal.batch import SbatchOption, ShellCommand
 from shoal.doctor.geometry import RequestGeometry
+from shoal.doctor.launchers import MPI_STARTERS, base_name
 from shoal.doctor.launches import ScriptLaunch, SrunStep
 from shoal.doctor.python_file import PythonHints, find_program, read_program
 
@@ -38,7 +40,7 @@ class LighthouseCall(NamedTuple):
     needs_all: bool
 
 
-class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
+class JobFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: where `work` is kept
     """`kind`: batch (any script for sbatch), experiment (ours), opaque (nothing in it can be read), or plan (no script:
     a run as shoal starts it, whose lines are all 0).
 
@@ -60,16 +62,27 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     python: Mapping[str, PythonHints] = {}
     is_het: bool = False
 
-    @property
+    @cached_property
     def work(self) -> list[ScriptLaunch]:
-        """The launches that are the job's purpose; helpers beside a distributed or srun launch are left out."""
+        """The launches that are the job's purpose; helpers beside a distributed, srun or MPI launch are left out."""
         heavy = [one for one in self.launches if one.is_distributed or one.srun is not None or "train" in one.raw]
-        return heavy or list(self.launches)
+        by_mpi = [one for one in self.launches if one.by_mpi]
+        last = max((one.line for one in self.launches), default=0)
+        if not heavy and not by_mpi and any(_is_other_work(one, last) for one in self.commands):
+            return []
+        return [*heavy, *(one for one in by_mpi if one not in heavy)] or list(self.launches)
 
     def hints(self, launch: ScriptLaunch) -> PythonHints | None:
         """What the launch's Python file tells, or None when it was not found or not understood."""
         found = self.python.get(launch.program if launch.program else "")
         return None if found is None or found.unread else found
+
+
+def _is_other_work(command: ShellCommand, last_launch: int) -> bool:
+    """Whether a command is the job's purpose although it is no known launch: MPI, or a script behind all launches."""
+    words = command.texts[1:] if command.name in ("bash", "sh") else command.texts
+    is_script = bool(words) and words[0].endswith(".sh") and command.line > last_launch and not command.nested
+    return is_script or base_name(command.name) in MPI_STARTERS
 
 
 def read_programs(
@@ -84,6 +97,15 @@ def read_programs(
     return found
 
 
-@lru_cache(maxsize=256)
 def _read_once(path: str) -> PythonHints:
+    """A notebook lives long, so a file that has changed is read again."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return read_program(Path(path))
+    return _read_state(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=256)
+def _read_state(path: str, changed_ns: int, size: int) -> PythonHints:
     return read_program(Path(path))

@@ -40,19 +40,24 @@ _SWITCHES = {
         ("deepspeed", _DEEPSPEED_SWITCHES),
     )
 }
+#: Programs that start the rest of their words once for each rank.
+MPI_STARTERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "ibrun", "horovodrun", "prun", "aprun"})
+_MPI_VALUES = "-n -np -N -c -H -host --host -hostfile --hostfile -machinefile -x -map-by --map-by --bind-to -ppn"
 #: Wrappers that start the rest of their words, and the options of theirs that take a value.
 _WRAPPERS = {
     "exec": "", "nohup": "", "time": "", "command": "", "setsid": "", "unbuffer": "", "eval": "", "nice": "-n",
     "ionice": "-c -n", "stdbuf": "", "numactl": "", "timeout": "-s -k --signal --kill-after", "env": "-u -C",
     "xvfb-run": "-s -n -e", "sudo": "-u", "strace": "-o -e", "catchsegv": "", "srun_wrapper": "",
-    "nsys": "-o -t --output --trace", "ncu": "-o", "dlprof": "", "mpirun": "", "mpiexec": "", "prun": "",
+    "nsys": "-o -t --output --trace", "ncu": "-o", "dlprof": "", **dict.fromkeys(MPI_STARTERS, _MPI_VALUES),
     "conda": "-n -p --name --prefix", "mamba": "-n -p --name --prefix", "micromamba": "-n -p -r --name --prefix",
     "uv": "--python --with --project --directory --extra --group", "poetry": "", "pipenv": "", "pixi": "-e",
     "hatch": "", "singularity": "", "apptainer": "", "docker": "", "podman": "", "enroot": "", "shifter": "",
-    "ch-run": "", "taskset": "", "chrt": "", "systemd-cat": "-t", "/usr/bin/time": "-o -f",
+    "ch-run": "", "singularity_wrapper": "", "apptainer_wrapper": "",
+    "taskset": "", "chrt": "", "systemd-cat": "-t", "/usr/bin/time": "-o -f",
 }  # fmt: skip
 _SUBCOMMANDS = {"conda": "run", "mamba": "run", "micromamba": "run", "uv": "run", "poetry": "run", "pipenv": "run",
-                "pixi": "run", "hatch": "run", "nsys": "profile"}  # fmt: skip
+                "pixi": "run", "hatch": "run", "nsys": "profile", "singularity_wrapper": "exec",
+                "apptainer_wrapper": "exec"}  # fmt: skip
 CONTAINERS = frozenset({"singularity", "apptainer", "docker", "podman", "enroot", "shifter", "ch-run"})
 _CONTAINER_SWITCHES = """
 --nv --rocm --cleanenv -e --contain -c --containall -C --no-home --writable-tmpfs --writable -w --fakeroot -f
@@ -141,9 +146,11 @@ def _words_after_wrapper(name: str, rest: list[str]) -> list[str]:
         word = rest.pop(0)
         if word == "--":
             break
-        takes = word in values or (name in ("mpirun", "mpiexec") and rest and not _is_program_word(rest[0]))
+        takes = word in values or (name in MPI_STARTERS and rest and not _is_program_word(rest[0]))
         if takes and rest:
             rest.pop(0)
+        if word in ("-mca", "--mca", "-genv") and rest:
+            rest.pop(0)  # a name and a value
     if name in ("timeout", "taskset") and rest:
         rest.pop(0)
     return rest
@@ -172,11 +179,24 @@ def read_launcher(words: Sequence[str]) -> LauncherCall | None:
         return _read_options(name, words[2:])
     if name in ("deepspeed", "deepspeed.pt"):
         return _read_options("deepspeed", words[1:])
+    if name in ("ipython", "ipython3", "papermill", "jupyter", "jupyter-nbconvert"):
+        return _read_notebook(words)
     if name in ("lightning", "fabric") and "run" in words[1:2]:
         return LauncherCall("fabric", {}, tuple(words[2:]))
     if name.endswith(".py"):
         return LauncherCall("python", {}, tuple(words))
     return None
+
+
+def _read_notebook(words: Sequence[str]) -> LauncherCall | None:
+    """ipython train.ipynb, ipython -c "run train.py", papermill, jupyter nbconvert --execute; None for a server."""
+    name = base_name(words[0])
+    if name.startswith("jupyter") and not ("--execute" in words and "nbconvert" in (name[8:], *words[1:2])):
+        return None
+    # The text of ipython -c is one word.
+    pieces = [piece for word in words[1:] for piece in word.split()]
+    at = next((index for index, piece in enumerate(pieces) if piece.endswith((".ipynb", ".py"))), None)
+    return None if at is None else LauncherCall("python", {}, tuple(pieces[at:]))
 
 
 def _read_options(name: str, words: Sequence[str]) -> LauncherCall:

@@ -7,22 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.batch import ShellCommand, parse_shell
-from shoal.doctor.launchers import CONTAINERS, LauncherCall, base_name, read_launcher, read_srun, unwrap
+from shoal.doctor.launchers import CONTAINERS, MPI_STARTERS, LauncherCall, base_name, read_launcher, read_srun, unwrap
 from shoal.job import TORCH_LAUNCHERS
 
 _WHOLE_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))\Z", re.ASCII)
 _ANY_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))", re.ASCII)
 _DEFAULT = re.compile(r"\$\{[A-Za-z_]\w*:?[-=]([^{}$]*)\}\Z", re.ASCII)
+_APPENDS = re.compile(r"[A-Za-z_]\w*\+=", re.ASCII)
 _DASH_C = re.compile(r"-[a-z]*c")
 _CONTROL_STEP = frozenset(
-    {"hostname", "nvidia-smi", "echo", "true", "ls", "mkdir", "rm", "cp", "rsync", "tar", "df", "cat", "env", "date"}
-)
+    {"hostname", "nvidia-smi", "echo", "true", "ls", "mkdir", "rm", "cp", "rsync", "tar", "df", "cat", "env", "date",
+     "pip", "pip3", "conda", "mamba", "git", "wget", "curl", "sudo", "apt-get"}
+)  # fmt: skip
 #: Programs under Python that prepare or look, and are not the work.
 _UTILITY_MODULES = frozenset(
     {"pip", "venv", "ensurepip", "site", "json.tool", "torch.utils.collect_env", "http.server"}
 )
 _MAX_DEPTH = 4
-#: Launchers that start the processes of a node.
+_MAX_TEXT = 20_000
 
 
 class ScriptLaunch(NamedTuple):
@@ -46,6 +48,10 @@ class ScriptLaunch(NamedTuple):
     @property
     def is_distributed(self) -> bool:
         return self.launcher in TORCH_LAUNCHERS
+
+    @property
+    def by_mpi(self) -> bool:
+        return bool(MPI_STARTERS & set(self.wrappers))
 
     @property
     def in_container(self) -> bool:
@@ -82,8 +88,7 @@ def find_launches(commands: Sequence[ShellCommand]) -> tuple[list[ScriptLaunch],
     steps: list[SrunStep] = []
     values: dict[str, str] = {}
     for command in commands:
-        for assign in _assignments(command):
-            values[assign[0]] = assign[1]
+        _assign(command, values)
         words = list(_expand(command, values))
         if not words:
             continue
@@ -103,17 +108,25 @@ def launches_of(command: ShellCommand, srun: LauncherCall | None = None) -> tupl
 
 def literal_values(commands: Sequence[ShellCommand]) -> dict[str, str]:
     """Variables that a script sets, with the last value of each, as written."""
-    return {name: value for command in commands for name, value in _assignments(command)}
+    values: dict[str, str] = {}
+    for command in commands:
+        _assign(command, values)
+    return values
 
 
-def _assignments(command: ShellCommand) -> Iterator[tuple[str, str]]:
+def _assign(command: ShellCommand, values: dict[str, str]) -> None:
+    """Give variables the values that a command assigns; += appends to a text or an array."""
     for assign in command.assigns:
-        yield assign.name, assign.value
+        before = values.get(assign.name, "") if _APPENDS.match(assign.raw) else ""
+        if before.startswith("(") and before.endswith(")") and assign.value.startswith("("):
+            values[assign.name] = f"{before[:-1]} {assign.value[1:]}"
+        else:
+            values[assign.name] = before + assign.value
     if command.name in ("export", "declare", "readonly", "local", "typeset"):
         for word in command.words[1:]:
             name, equals, value = word.text.partition("=")
             if equals and name.isidentifier():
-                yield name, value
+                values[name] = value
 
 
 def as_number(text: str | None, values: Mapping[str, str], depth: int = 0) -> int | None:
@@ -138,16 +151,22 @@ def _expand(command: ShellCommand, values: Mapping[str, str]) -> Iterator[str]:
         name = (whole[1] or whole[2]) if whole is not None else ""
         quoted = word.raw.startswith(("'", '"')) and "[@]" not in word.raw
         if name in values and not quoted:
-            yield from _split(values[name])
+            yield from _split(values[name], values)
         else:
             yield word.text
 
 
-def _split(value: str) -> list[str]:
+def _split(value: str, values: Mapping[str, str], depth: int = 0) -> list[str]:
+    """The words of a value; those that are only a variable again become the words that it holds."""
     if value.startswith("(") and value.endswith(")"):
         value = value[1:-1]
-    inner = parse_shell(value, depth=99).commands
-    return [word for one in inner for word in ([assign.raw for assign in one.assigns] + one.texts)] or [value]
+    words: list[str] = []
+    for command in parse_shell(value, depth=99).commands:
+        for word in [*(assign.raw for assign in command.assigns), *command.texts]:
+            whole = _WHOLE_VARIABLE.fullmatch(word)
+            inner = values.get(whole[1] or whole[2]) if whole is not None and depth < _MAX_DEPTH else None
+            words += [word] if inner is None else _split(inner, values, depth + 1)
+    return words or [value]
 
 
 def _read_launch(
@@ -160,6 +179,11 @@ def _read_launch(
 ) -> Iterator[ScriptLaunch | SrunStep]:
     passed, rest = unwrap(words)
     if not rest or depth > _MAX_DEPTH:
+        return
+    if "eval" in passed:
+        written = list(command.texts)  # a value that was split into words has lost its ; and &&
+        text = " ".join(written[written.index("eval") + 1 :] if "eval" in written else rest)
+        yield from _read_inner_shell(_expand_all(text, values), "'", command, values, depth, srun)
         return
     name = base_name(rest[0])
     if name == "srun":
@@ -178,6 +202,9 @@ def _read_launch(
         yield from _read_inner_shell(body[0], "'" if body[1] else '"', command, values, depth, srun)
         return
     launcher = read_launcher(rest)
+    if launcher is None and srun is not None and name.endswith(".sh") and read_launcher(rest[1:]) is not None:
+        # A script that sets up the environment and then starts the rest of its words.
+        passed, launcher = [*passed, name], read_launcher(rest[1:])
     if launcher is None:
         if srun is not None and name not in _CONTROL_STEP:
             yield _make_launch("other", command, LauncherCall(name, {}, tuple(rest)), srun, passed, quoting)
@@ -204,12 +231,24 @@ def _read_inner_shell(
         # An array that joins here is a list of words; every other value is put in as it stands.
         text = _ANY_VARIABLE.sub(lambda match: _plain_value(match, values), text)
     for inner in parse_shell(text, command.line, depth=3).commands:
+        if inner.nested:
+            continue  # $(...), which is among the script's own commands
         kept = inner._replace(line=command.line, background=command.background or inner.background)
         for found in _read_launch(list(_expand(kept, values)), kept, values, depth + 1, srun, quoting):
             if isinstance(found, ScriptLaunch):
                 yield found._replace(command=command)
             else:
                 yield found
+
+
+def _expand_all(text: str, values: Mapping[str, str]) -> str:
+    """A text with the values of its variables, and with those that stand in them."""
+    for _ in range(_MAX_DEPTH):
+        longer = _ANY_VARIABLE.sub(lambda match: _plain_value(match, values), text)
+        if longer == text or len(longer) > _MAX_TEXT:
+            break
+        text = longer
+    return text
 
 
 def _plain_value(match: re.Match[str], values: Mapping[str, str]) -> str:

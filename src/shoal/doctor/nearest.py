@@ -22,7 +22,7 @@ class RequestMismatch(NamedTuple):
     about: str
     option: str
     asked: str
-    most: str
+    nearest: str
 
 
 def find_mismatches(
@@ -117,7 +117,7 @@ def _other_qos(geometry: RequestGeometry, options: Mapping[str, SbatchOption], c
     found = qos_mismatches(geometry, options, cluster)
     if not found:
         return [{}]
-    ways: list[Changes] = [{"time": found[0].most}] if [one.about for one in found] == ["time"] else []
+    ways: list[Changes] = [{"time": found[0].nearest}] if [one.about for one in found] == ["time"] else []
     for name in cluster.qos:
         if not qos_mismatches(geometry, {**options, "qos": SbatchOption("qos", name, 0, "")}, cluster):
             ways.append({"qos": name})
@@ -172,13 +172,13 @@ def _changes(
     about = {misfit.about: misfit for misfit in found}
     if "gpus" in about or "type" in about:
         count = min(geometry.gpus_per_node or 1, kind.gpus) or 0
-        name = about["type"].most if "type" in about else (geometry.gpu_type or "")
+        name = about["type"].nearest if "type" in about else (geometry.gpu_type or "")
         changes |= _gpu_changes(count, name if name in kind.gpu_types else "", geometry, options)
     for misfit in found:
         if misfit.about == "feature":
             changes["constraint"] = ""
         elif misfit.about not in ("gpus", "type"):
-            changes[misfit.option] = misfit.most
+            changes[misfit.option] = misfit.nearest
     if "tasks" in about and "cpus" not in about and (geometry.cpus_per_task or 1) > 1:
         changes["cpus-per-task"] = "1"
     return changes

@@ -13,10 +13,27 @@ MAX_BYTES = 400_000
 _RANK = re.compile(r"\brank\b|local_rank|is_main|main_process|is_master|global_zero|LOCAL_RANK|PROCID|rank_zero", re.I)
 _RESUME = re.compile(r"resume|ckpt_path|load_checkpoint|latest_checkpoint|restore|last\.ckpt|auto_resume", re.I)
 _FREE_PORT = re.compile(r"\b(?:find_free_port|get_free_port|free_port|get_open_port)\s*\(|bind\(\(\s*['\"]{2}\s*,\s*0")
+#: Modules of the project that a program imports are read as well, up to this many.
+_MAX_MODULES = 40
+_RUNS_LIGHTNING = re.compile(r"\b(?:Trainer|LightningCLI|Fabric)\s*\(")
+_HF_TRAINER = re.compile(r"\b(?:Seq2Seq|SFT|DPO|Reward)?Trainer\s*\(")
+_LIGHTNING = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
+#: Libraries that start the processes of a training themselves, or spread one over all GPUs.
+_SELF_STARTING = frozenset(
+    {"ray", "vllm", "submitit", "transformers", "accelerate", "deepspeed", "jax", "tensorflow", "keras", "horovod",
+     "detectron2", "mmengine", "mmcv", "composer", "ultralytics", "colossalai", "trl", "unsloth", "stable_baselines3"}
+)  # fmt: skip
 #: Any of these may bring further GPUs into play, so nobody can say that a program uses one alone.
 _SEVERAL_GPUS = re.compile(
     r"parallel|distributed|process_group|device_count|cuda:(?!0)|cuda\(\w|device_map|rank\b|world|fsdp|shard|nccl"
-    r"|trainer|fabric|accelerat|deepspeed|horovod|torchft|\bjax\b|\bray\b|subprocess|Popen|spawn|VISIBLE_DEVICES", re.I
+    r"|trainer|fabric|accelerat|deepspeed|horovod|torchft|\bjax\b|\bray\b|subprocess|Popen|spawn|VISIBLE_DEVICES"
+    r"|PROCID|LOCALID|mpi4py|ARRAY_TASK", re.I
+)  # fmt: skip
+
+
+_PROCESS_STARTERS = frozenset(
+    {"mp.Process", "multiprocessing.Process", "notebook_launcher", "launch", "DataParallel", "nn.DataParallel",
+     "torch.nn.DataParallel"}
 )  # fmt: skip
 
 
@@ -40,11 +57,19 @@ class PythonHints(NamedTuple):
     resumes: bool = False
     leaves_line: int | None = None
     trains_alone: bool = False
+    uses_hf_trainer: bool = False
     unread: str = ""
+    #: The module of the project that brings Lightning, where the program itself does not.
+    lightning_module: str = ""
 
     @property
     def is_lightning(self) -> bool:
-        return bool(self.imports & {"lightning", "pytorch_lightning", "lightning_fabric"})
+        return bool(self.imports & _LIGHTNING) or bool(self.lightning_module)
+
+    @property
+    def starts_processes(self) -> bool:
+        """It starts its own processes, or one of its libraries may."""
+        return self.spawns or bool(self.imports & _SELF_STARTING)
 
     @property
     def is_jax(self) -> bool:
@@ -68,16 +93,73 @@ def find_program(program: str, module: str | None, folders: Sequence[Path]) -> P
 
 
 def read_program(path: Path) -> PythonHints:
-    """Hints of a Python file; never fails."""
+    """Hints of a Python file and of the modules of its project that it imports; never fails."""
+    read = _read_tree(path)
+    if isinstance(read, str):
+        return PythonHints(path=str(path), unread=read)
+    return _add_modules(find_hints(*read, str(path)), *read, path)
+
+
+def _read_tree(path: Path) -> tuple[ast.Module, str] | str:
+    """The parsed file and its text, or why there is none."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            return PythonHints(path=str(path), unread="it is very long")
+            return "it is very long"
         text = path.read_bytes().decode("utf-8", "replace")
         with _WarningsIgnored():
-            tree = ast.parse(text)
+            return ast.parse(text), text
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return PythonHints(path=str(path), unread=f"{type(error).__name__}: {error}")
-    return find_hints(tree, text, str(path))
+        return f"{type(error).__name__}: {error}"
+
+
+def _add_modules(program: PythonHints, tree: ast.Module, text: str, path: Path) -> PythonHints:
+    """The hints of a program together with those of the project's own modules behind its imports.
+
+    Only what changes the verdict on a launch is taken over: Lightning, its numbers, process groups, own processes.
+    """
+    seen, waiting = {path.resolve()}, list(_local_modules(tree, path, path.parent))
+    found, trains_alone, several = program, program.trains_alone, bool(_SEVERAL_GPUS.search(text))
+    while waiting and len(seen) < _MAX_MODULES:
+        module = waiting.pop(0)
+        read = None if module.resolve() in seen else _read_tree(module)
+        seen.add(module.resolve())
+        if read is None or isinstance(read, str):
+            continue
+        hints = find_hints(*read, str(module))
+        waiting += _local_modules(read[0], module, path.parent)
+        trains_alone = trains_alone or hints.trains_alone
+        several = several or bool(_SEVERAL_GPUS.search(read[1]))
+        brings = hints.imports & _LIGHTNING and _RUNS_LIGHTNING.search(read[1]) and not found.is_lightning
+        found = found._replace(
+            lightning_module=os.path.relpath(module, path.parent) if brings else found.lightning_module,
+            devices=found.devices if found.devices is not None else hints.devices,
+            num_nodes=found.num_nodes if found.num_nodes is not None else hints.num_nodes,
+            spawns=found.spawns or hints.spawns,
+            inits_group=found.inits_group or hints.inits_group,
+            imports=found.imports | (hints.imports & _SELF_STARTING),
+        )
+    return found._replace(trains_alone=trains_alone and not several)
+
+
+def _local_modules(tree: ast.Module, path: Path, root: Path) -> Iterator[Path]:
+    """The files behind a file's imports, as far as they lie beside the program or above the file."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        base = root
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = path.parents[node.level - 1] if node.level <= len(path.parents) else root
+            module = node.module or ""
+            names = [module, *(f"{module}.{alias.name}".lstrip(".") for alias in node.names)]
+        for name in filter(None, names):
+            for folder in dict.fromkeys((base, root.parent, root / "src", root.parent / "src")):
+                place = folder / name.replace(".", "/")
+                file = next((one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file()), None)
+                if file is not None:
+                    yield file
+                    break
 
 
 class _WarningsIgnored:
@@ -104,7 +186,7 @@ def find_hints(tree: ast.Module, text: str, path: str) -> PythonHints:
         devices=found.devices,
         num_nodes=found.num_nodes,
         max_workers=max(found.workers, default=None),
-        cpu_count_line=found.cpu_count_line,
+        cpu_count_line=None if "sched_getaffinity" in text else found.cpu_count_line,
         set_device_line=found.set_device_line,
         wandb_line=found.wandb_line if not _RANK.search(text) else None,
         signals=tuple(sorted(found.signals)),
@@ -113,6 +195,8 @@ def find_hints(tree: ast.Module, text: str, path: str) -> PythonHints:
         free_port=bool(_FREE_PORT.search(text)),
         resumes=bool(_RESUME.search(text)),
         leaves_line=found.leaves_line(),
+        uses_hf_trainer=bool(found.imports & {"transformers", "trl"} and _HF_TRAINER.search(text))
+        and "device_map" not in text,
         trains_alone=".backward(" in text and "torch" in found.imports and not _SEVERAL_GPUS.search(text),
     )
 
@@ -169,7 +253,7 @@ class _HintVisitor:
         elif name == "signal.signal" and node.args:
             self.signals.add(_dotted_name(node.args[0]).rsplit(".", 1)[-1])
             self.handlers += node.args[1:2]
-        elif last in ("spawn", "start_processes") and name.split(".")[0] in ("mp", "torch", "xmp", "multiprocessing"):
+        elif last in ("spawn", "start_processes", "mp_spawn") or name in _PROCESS_STARTERS:
             self.spawns = True
         elif last == "add_argument":
             self._argument(node, keywords)

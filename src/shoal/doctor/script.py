@@ -55,11 +55,11 @@ class BatchScript(JobFacts, frozen=True, kw_only=True):
     def sets(self, flag: str) -> bool:
         """Whether `set -e`, `-u` or `-o pipefail` is on anywhere at the top: flag is e, u or pipefail."""
         return any(_sets_flag(command, flag) for command in self.top) or (
-            flag != "pipefail" and flag in self._shebang_flags
+            flag != "pipefail" and flag in self.shebang_flags
         )
 
     @property
-    def _shebang_flags(self) -> str:
+    def shebang_flags(self) -> str:
         match = _SHEBANG.match(self.text.lines[0]) if self.text.lines else None
         words = (match[2] or "").split() if match is not None else []
         return "".join(word[1:] for word in words if word.startswith("-") and not word.startswith("--"))
@@ -121,6 +121,13 @@ def read_batch_script(
     )
 
 
+def started_programs(text: ScriptText, path: str) -> frozenset[str]:
+    """The programs and modules that a script starts, as it writes them; empty where it starts none that is known."""
+    launches = read_batch_script(text, path, find=lambda _: PythonHints()).launches
+    named = (launch.option("module") or launch.program for launch in launches)
+    return frozenset(name for name in named if name)
+
+
 def _language(lines: tuple[str, ...]) -> tuple[str, bool]:
     """(interpreter, whether it is a login shell); a script without a shebang is read as bash, which people mean."""
     match = _SHEBANG.match(lines[0].lstrip("\ufeff")) if lines else None
@@ -168,9 +175,11 @@ def _lighthouses(commands: tuple[ShellCommand, ...], exports: tuple[ShellExport,
         if "torchft_lighthouse" not in command.raw:
             continue
         match = _MIN_REPLICAS.search(command.raw)
-        least = match[1].strip("\"'") if match is not None else ""
-        needs_all = bool(least) and (least == replicas or (least.startswith("$") and "REPLICA" in least))
-        yield LighthouseCall(command.line, as_number(replicas, {}), as_number(least, {}), needs_all)
+        min_replicas = match[1].strip("\"'") if match is not None else ""
+        needs_all = bool(min_replicas) and (
+            min_replicas == replicas or (min_replicas.startswith("$") and "REPLICA" in min_replicas)
+        )
+        yield LighthouseCall(command.line, as_number(replicas, {}), as_number(min_replicas, {}), needs_all)
 
 
 def _folders(path: str, chdir: SbatchOption | None, commands: tuple[ShellCommand, ...]) -> list[Path]:

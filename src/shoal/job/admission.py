@@ -1,13 +1,18 @@
 """Submit runs that wait for room under the project's budget: whoever frees room sends the next ones.
 
     queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; can be changed at any time; submit: the account's;
-                                      attempts: the maximum number of attempts of a run, whatever its step says
+                                      attempts: the maximum number of attempts of a run, whatever its step says;
+                                      scopes: the same for a step or an experiment, and its priority; declared: those
+                                      of shoal.toml, where a number may be the path of a file that holds it
     queue/<cluster>/<order>.<token>.<uid>   a waiting submission of that user, with what it needs; sent in this order
     queue/<cluster>/turn.<n>          who submits waiting runs at the moment; turn.<n>.end when that is finished
 
 Called by a job that ends and by shoal's own commands, so that no service has to run. Room is the budget less what one
 squeue shows. Without an answer of squeue nothing may be assumed to have ended: a job that ends then hands over its own
 room and no more.
+
+The line is ordered by priority and then by time. A submission that has no room under the limit of its step or
+experiment holds up others of that scope only; one that has no room under the project's limit holds up all behind it.
 
 In a shared project the budget counts the jobs of all its users, and each of them sends only their own submissions: a
 job of one would run as that user, with that user's rights.
@@ -22,7 +27,7 @@ import json
 import os
 import re
 import time
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ..kernel import files, layout, processes, records, slurm, submission
 from . import job_constraints
@@ -61,9 +66,9 @@ def parse_slurm_room(text: str, user: str, uid: int, account: str, qos: List[str
         elif len(words) == 1 and "=" not in line:
             # The name of an account, or a user as a number or with one, above its limits within the QOS.
             counts = ("Max",) if inside and words[0] in (account, str(uid), "%s(%d)" % (user, uid)) else ()
-        for name, most, used in _SUBMIT_LIMIT.findall(line):
+        for name, maximum, used in _SUBMIT_LIMIT.findall(line):
             if name.startswith(counts):
-                left.append(int(most) - int(used))
+                left.append(int(maximum) - int(used))
     return min(left) if left else None
 
 
@@ -74,6 +79,9 @@ _RESOURCES = ("jobs", "nodes", "gpus")
 _MAX_FOREIGN_LOCK_S = 120.0
 
 ResourceCounts = Dict[str, int]
+#: By scope: the name of a step or an experiment; "" is the whole project.
+ScopedCounts = Dict[str, ResourceCounts]
+PROJECT = ""
 
 
 class AdmissionResult(NamedTuple):
@@ -107,18 +115,57 @@ def _owner(path: str) -> int:
         return -1
 
 
-def limits(home: str, queue: str) -> ResourceCounts:
-    """The budget, and as `submit` the account's own limit on jobs, where the cluster has told one."""
-    record = files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
-    return {kind: int(record[kind]) for kind in (*_RESOURCES, "submit") if record.get(kind) is not None}
+def limits(home: str, queue: str) -> ScopedCounts:
+    """What each scope may hold; of the project also `submit`, the account's own limit on jobs, where it is known."""
+    found = {PROJECT: _pick(_read_limits(home, queue), (*_RESOURCES, "submit"))}
+    for scope, values in scope_settings(home, queue).items():
+        found[scope] = _pick(values, _RESOURCES)
+    return {scope: counts for scope, counts in found.items() if counts}
+
+
+def scope_settings(home: str, queue: str) -> Dict[str, Dict[str, int]]:
+    """What was set for steps and experiments: by a command, or else in shoal.toml. A file that holds no number stands
+    for 0, so that nothing more is sent until it does."""
+    record = _read_limits(home, queue)
+    found: Dict[str, Dict[str, int]] = {}
+    for kind in ("declared", "scopes"):
+        for scope, values in (record.get(kind) or {}).items():
+            for name, value in values.items():
+                found.setdefault(scope, {})[name] = value if isinstance(value, int) else read_number(value) or 0
+    return found
+
+
+def read_number(path: str) -> Optional[int]:
+    """The whole number that a file holds, or None."""
+    try:
+        with open(path) as file:
+            text = file.read(64).strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(text) if re.match(r"-?\d{1,9}\Z", text) else None
+
+
+def _read_limits(home: str, queue: str) -> Dict[str, Any]:
+    return files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
+
+
+def _pick(values: Dict[str, Any], kinds: Tuple[str, ...]) -> ResourceCounts:
+    return {kind: int(values[kind]) for kind in kinds if values.get(kind) is not None}
+
+
+def scopes_of(run: str, step: str) -> Tuple[str, ...]:
+    """The scopes of a run, the narrower first: its step, its experiment."""
+    return (step, run.split("/")[0])
 
 
 def max_retries(home: str, token: str, times: int) -> int:
     """How often a submission's runs are tried again after a failure: as their step said, or as the budget says now."""
     intent = submission.read_submission_record(home, token)
-    limits_path = os.path.join(queue_dir(home, (intent.queue if intent else None) or "-"), "limits.json")
-    attempts = (files.read_json(limits_path) or {}).get("attempts")
-    return times if attempts is None else int(attempts) - 1
+    queue = (intent.queue if intent else None) or "-"
+    settings = scope_settings(home, queue)
+    found = [settings.get(scope, {}) for scope in (scopes_of(intent.runs[0], intent.step) if intent else ())]
+    attempts = [values.get("attempts") for values in [*found, _read_limits(home, queue)]]
+    return next((int(number) - 1 for number in attempts if number is not None), times)
 
 
 def enqueue(home: str, queue: str, token: str, need: ResourceCounts) -> None:
@@ -131,9 +178,34 @@ def enqueue(home: str, queue: str, token: str, need: ResourceCounts) -> None:
 
 def submission_counts(intent: records.Submission) -> ResourceCounts:
     """What a whole submission holds: its jobs, and what each has."""
-    tasks = [word for word in intent.argv if word.startswith("--array=0-")] if intent.shape else []
+    tasks = [word for word in intent.argv if word.startswith("--array=0-")] if intent.layout else []
     jobs = int(tasks[0][len("--array=0-") :].split("%")[0]) + 1 if tasks else 1
     return {"jobs": jobs, "nodes": jobs * intent.nodes, "gpus": jobs * intent.gpus}
+
+
+class _Waiting(NamedTuple):
+    """A submission in the line."""
+
+    file: str
+    token: str
+    need: ResourceCounts
+    scopes: Tuple[str, ...]
+    needs: Tuple[str, ...]
+    run: str
+
+
+def _line(home: str, queue: str) -> List[_Waiting]:
+    """This user's submissions that wait, in the order in which they are sent."""
+    settings = scope_settings(home, queue)
+    found = []
+    for name, token in waiting_entries(home, queue):
+        intent = submission.read_submission_record(home, token)
+        need = files.read_json(os.path.join(queue_dir(home, queue), name)) or {}
+        run = intent.runs[0] if intent is not None else ""
+        scopes = scopes_of(run, intent.step) if intent is not None else ()
+        priority = next((settings[scope]["priority"] for scope in scopes if "priority" in settings.get(scope, {})), 0)
+        found.append((-priority, _Waiting(name, token, need, scopes, tuple(intent.needs) if intent else (), run)))
+    return [waiting for _, waiting in sorted(found, key=lambda pair: (pair[0], pair[1].file))]
 
 
 def admit(
@@ -146,74 +218,100 @@ def admit(
     if turn is None:
         return AdmissionResult([], len(waiting_entries(home, queue)), "another command is letting runs in")
     try:
-        most = limits(home, queue)
+        maxima = limits(home, queue)
         used, problem = project_usage(home, queue, ending)
         if problem is not None:
-            used = {kind: most.get(kind, 0) - (freed or {}).get(kind, 0) for kind in _RESOURCES}
-            if not freed or "submit" in most:
+            used = _as_if_full(maxima, freed or {})
+            if not freed or "submit" in maxima.get(PROJECT, {}) or set(maxima) - {PROJECT}:
                 return AdmissionResult([], len(waiting_entries(home, queue)), problem)
-        admitted: List[str] = []
-        for name, token in waiting_entries(home, queue):
-            need = files.read_json(os.path.join(queue_dir(home, queue), name)) or {}
-            if not fits(need, used, most):
-                break
-            admitted += _send(home, token)
-            _remove(os.path.join(queue_dir(home, queue), name))
-            used = add_usage(used, need)
-        return AdmissionResult(admitted, len(waiting_entries(home, queue)), problem)
+        return AdmissionResult(_send_fitting(home, queue, used, maxima), len(waiting_entries(home, queue)), problem)
     finally:
         release_lock(home, queue, turn)
 
 
-def fits(need: ResourceCounts, used: ResourceCounts, most: ResourceCounts) -> bool:
-    """Whether there is room under every limit."""
-    after = add_usage(used, need)
-    return all(after.get(kind, 0) <= most[kind] for kind in most)
+def _as_if_full(maxima: ScopedCounts, freed: ResourceCounts) -> ScopedCounts:
+    """Without an answer of squeue: everything is in use but for what the ending job held."""
+    whole = maxima.get(PROJECT, {})
+    return {PROJECT: {kind: whole.get(kind, 0) - freed.get(kind, 0) for kind in _RESOURCES}}
 
 
-def add_usage(used: ResourceCounts, need: ResourceCounts) -> ResourceCounts:
+def _send_fitting(home: str, queue: str, used: ScopedCounts, maxima: ScopedCounts) -> List[str]:
+    admitted: List[str] = []
+    blocked: Set[str] = set()
+    line = _line(home, queue)
+    unsent = {waiting.run for waiting in line}
+    for waiting in line:
+        full = full_scopes(waiting.need, used, maxima, waiting.scopes)
+        if blocked.intersection((PROJECT, *waiting.scopes)) or full or unsent.intersection(waiting.needs):
+            blocked.update(full)
+            continue
+        admitted += _send(home, waiting.token)
+        _remove(os.path.join(queue_dir(home, queue), waiting.file))
+        unsent.discard(waiting.run)
+        used = add_usage(used, waiting.need, waiting.scopes)
+    return admitted
+
+
+def full_scopes(
+    need: ResourceCounts, used: ScopedCounts, maxima: ScopedCounts, scopes: Tuple[str, ...] = ()
+) -> List[str]:
+    """The scopes under whose limits there is no room."""
+    after = add_usage(used, need, scopes)
+    return [
+        scope
+        for scope in (PROJECT, *scopes)
+        if any(after[scope].get(kind, 0) > number for kind, number in maxima.get(scope, {}).items())
+    ]
+
+
+def add_usage(used: ScopedCounts, need: ResourceCounts, scopes: Tuple[str, ...] = ()) -> ScopedCounts:
     """What is held when this joins; for Slurm's own limit every job counts."""
-    after = {kind: used[kind] + int(need.get(kind, 0)) for kind in _RESOURCES}
-    return dict(after, submit=used.get("submit", 0) + int(need.get("jobs", 0)))
+    after = dict(used)
+    for scope in (PROJECT, *scopes):
+        before = used.get(scope, {})
+        after[scope] = {kind: before.get(kind, 0) + int(need.get(kind, 0)) for kind in _RESOURCES}
+        after[scope]["submit"] = before.get("submit", 0) + int(need.get("jobs", 0))
+    return after
 
 
-def project_usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[ResourceCounts, Optional[str]]:
+def project_usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[ScopedCounts, Optional[str]]:
     """What this project's jobs hold or wait for in Slurm, the ending one left out; or why squeue did not say.
 
     `submit` is what counts towards Slurm's own limit: this user's jobs of any project, the ending one too, and where
     the controller tells it, other people's under the same account.
     """
-    used = dict.fromkeys((*_RESOURCES, "submit"), 0)
     others = [uid for uid in submitting_users(home) if uid != os.getuid()]
-    record = files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
+    record = _read_limits(home, queue)
     rows, problem = slurm.squeue(os.environ, [str(os.getuid()), *map(str, others)] if others else ())
     if problem is not None:
-        return used, problem
-    needs: Dict[str, ResourceCounts] = {}
+        return {PROJECT: dict.fromkeys((*_RESOURCES, "submit"), 0)}, problem
+    used: ScopedCounts = {}
+    submitted = 0
+    held: Dict[str, Tuple[ResourceCounts, Tuple[str, ...]]] = {}
     for row in rows:
         token = _TOKEN.search(row.name)
         if row.has_ended:
             continue
         ours = row.uid == os.getuid() or not others
-        used["submit"] += ours and row.account == record.get("account", row.account)
+        submitted += ours and row.account == record.get("account", row.account)
         if token is None or row.job_id == ending:
             continue
-        if token.group(1) not in needs:
-            needs[token.group(1)] = _run_counts(home, queue, token.group(1))
-        for kind in _RESOURCES:
-            used[kind] += needs[token.group(1)][kind]
+        if token.group(1) not in held:
+            held[token.group(1)] = _run_counts(home, queue, token.group(1))
+        used = add_usage(used, *held[token.group(1)])
     if "submit" in record:
         left = slurm_room(record.get("account"), record.get("qos") or "")
-        used["submit"] = max(used["submit"], int(record["submit"]) - left if left is not None else 0)
-    return used, None
+        submitted = max(submitted, int(record["submit"]) - left if left is not None else 0)
+    whole = used.get(PROJECT, dict.fromkeys(_RESOURCES, 0))
+    return dict(used, **{PROJECT: dict(whole, submit=submitted)}), None
 
 
-def _run_counts(home: str, queue: str, token: str) -> ResourceCounts:
-    """What one run of a submission holds; nothing if the submission is another project's."""
+def _run_counts(home: str, queue: str, token: str) -> Tuple[ResourceCounts, Tuple[str, ...]]:
+    """What one run of a submission holds, and its scopes; nothing if the submission is another project's."""
     intent = submission.read_submission_record(home, token)
     if intent is None or intent.queue != queue:
-        return dict.fromkeys(_RESOURCES, 0)
-    return {"jobs": 1, "nodes": intent.nodes, "gpus": intent.gpus}
+        return dict.fromkeys(_RESOURCES, 0), ()
+    return {"jobs": 1, "nodes": intent.nodes, "gpus": intent.gpus}, scopes_of(intent.runs[0], intent.step)
 
 
 def _send(home: str, token: str) -> List[str]:
@@ -248,9 +346,9 @@ def take_lock(home: str, queue: str, wait_s: float) -> Optional[int]:
     files.make_dir(folder)
     deadline = time.monotonic() + wait_s
     while True:
-        turns = [match for name in files.list_names(folder) for match in [_LOCK_FILE.match(name)] if match]
-        newest = max([int(match.group(1)) for match in turns], default=0)
-        ended = any(match.group(2) and int(match.group(1)) == newest for match in turns)
+        locks = [match for name in files.list_names(folder) for match in [_LOCK_FILE.match(name)] if match]
+        newest = max([int(match.group(1)) for match in locks], default=0)
+        ended = any(match.group(2) and int(match.group(1)) == newest for match in locks)
         if newest == 0 or ended or not _is_lock_held(os.path.join(folder, "turn.%d" % newest)):
             mine = dict(processes.own_identity(), t=time.time())
             if files.create_exclusive(os.path.join(folder, "turn.%d" % (newest + 1)), files.to_json(mine)):

@@ -79,13 +79,13 @@ def expand_nodelist(nodelist: str) -> List[str]:
 def _cpus_per_node(geometry: LaunchGeometry, environ: Mapping[str, str]) -> Optional[int]:
     if geometry.cpus is not None:
         return geometry.cpus
-    told = environ.get("SLURM_CPUS_ON_NODE", "")
-    return int(told) if told.isdigit() else None
+    count = environ.get("SLURM_CPUS_ON_NODE", "")
+    return int(count) if count.isdigit() else None
 
 
 def _memory_per_node_mb(environ: Mapping[str, str]) -> Optional[int]:
-    told = environ.get("SLURM_MEM_PER_NODE", "")
-    return int(told) if told.isdigit() and int(told) > 0 else None
+    memory = environ.get("SLURM_MEM_PER_NODE", "")
+    return int(memory) if memory.isdigit() and int(memory) > 0 else None
 
 
 #: Variables that say which GPUs a process may use, in the order in which they are believed.
@@ -144,25 +144,25 @@ def usable_cpus(environ: Mapping[str, str]) -> List[int]:
         cpus = sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         cpus = list(range(os.cpu_count() or 1))
-    told = environ.get("SLURM_CPUS_ON_NODE", "") if environ.get("SLURM_JOB_ID") else ""
-    if not told.isdigit() or int(told) == 0:
+    count = environ.get("SLURM_CPUS_ON_NODE", "") if environ.get("SLURM_JOB_ID") else ""
+    if not count.isdigit() or int(count) == 0:
         return cpus
-    return [cpus[number % len(cpus)] for number in range(int(told))]
+    return [cpus[number % len(cpus)] for number in range(int(count))]
 
 
 def end_of_allocation(environ: Mapping[str, str], inside: bool) -> Optional[float]:
     """When Slurm will end this job (Unix time), or None where nothing ends it. Newer Slurm tells in the environment."""
     if not inside:
         return None
-    told = environ.get("SLURM_JOB_END_TIME", "")
-    if told.isdigit():
-        return float(told)
+    end_time = environ.get("SLURM_JOB_END_TIME", "")
+    if end_time.isdigit():
+        return float(end_time)
     return slurm.job_end_time(environ["SLURM_JOB_ID"], environ)
 
 
-def min_cpus(told: str) -> Optional[int]:
+def min_cpus(counts: str) -> Optional[int]:
     """4(x2),2 -> 2, as SLURM_JOB_CPUS_PER_NODE writes it."""
-    found = [int(number) for number in re.findall(r"(?:^|,)(\d+)", told)]
+    found = [int(number) for number in re.findall(r"(?:^|,)(\d+)", counts)]
     return min(found) if found else None
 
 

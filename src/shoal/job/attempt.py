@@ -10,8 +10,21 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..kernel import Allocation, End, LeaseRenewer, Start, checkpoints, fence, files, layout, lease, processes
-from . import allocation, environment, job_constraints, recovery, workdir
+from ..kernel import (
+    ALLOCATION_VARIABLE,
+    Allocation,
+    End,
+    LeaseRenewer,
+    Start,
+    agent_path,
+    checkpoints,
+    fence,
+    files,
+    layout,
+    lease,
+    processes,
+)
+from . import allocation, environment, job_constraints, recovery, trackers, workdir
 from .child_processes import Child
 from .launch import container, launch_spec
 
@@ -41,10 +54,17 @@ def prepare_command(
     env = environment.run_environment(spec, claim, number, resume_from, base)
     values = environment.placeholder_values(spec, env)
     argv = environment.run_argv(spec, values)
-    if spec.get("cannot_start"):
-        return argv, env, str(spec["cannot_start"])
+    for key in ("not_needed", "cannot_start"):
+        if spec.get(key):
+            return argv, env, str(spec[key])
     if claim.resume and not resume_from:
         return argv, env, "no checkpoint %s in %s to resume from" % (spec.get("checkpoint"), claim.output_dir)
+    if env["SHOAL_PARENTS"]:
+        files.replace(env["SHOAL_PARENTS"], files.to_json(_parent_outputs(spec, claim)))
+    if spec.get("script"):
+        from . import batch_step  # other runs do without it
+
+        return batch_step.prepare_script(spec, claim, argv, env)
     problem = container.container_problem(spec, env, bind_dirs(spec, claim), here_only)
     if problem is not None:
         return argv, env, problem
@@ -52,12 +72,17 @@ def prepare_command(
     env.update(container.runtime_environment(env) if one else {})
     if spec.get("launch", "process") == "process" and not (one and one.by_srun):
         return argv, launch_spec.process_environment(env), None
-    use = os.path.join(claim.run_dir, layout.attempt_file(number, "use"))
-    folders = bind_dirs(spec, claim)
-    argv, problem = launch_spec.prepare_launch(
-        spec, number, values, env, log, claim.output_dir, here_only, folders, use
-    )
+    usage = os.path.join(claim.run_dir, layout.attempt_file(number, "use"))
+    paths = launch_spec.AttemptPaths(log, claim.output_dir, usage, bind_dirs(spec, claim))
+    argv, problem = launch_spec.prepare_launch(spec, number, values, env, paths, here_only)
     return argv, env, problem
+
+
+def _parent_outputs(spec: Mapping[str, Any], claim: fence.Claim) -> Dict[str, Any]:
+    """The runs that this one waited for, each with its newest output directory."""
+    home = layout.state_dir_of(claim.run_dir)
+    found = [(name, job_constraints.output_dirs(home, name)) for name in spec["parents"]]
+    return {"schema": 1, "runs": [{"name": name, "output_dir": dirs[0] if dirs else None} for name, dirs in found]}
 
 
 def bind_dirs(spec: Mapping[str, Any], claim: fence.Claim) -> List[str]:
@@ -100,17 +125,17 @@ def begin_attempt(
     number: int,
     me: Allocation,
     spec: Mapping[str, Any],
-    again: bool,
+    has_earlier_attempt: bool,
     environ: Mapping[str, str],
     **more: Any,
 ) -> Optional[lease.Lease]:
     """Take attempt `number` of the run, with a record of who begins it; None if somebody else was faster.
 
-    `again`: an earlier attempt may have left checkpoints in the output folder. `more` is added to the record. It is
+    `has_earlier_attempt`: its checkpoints may be in the output folder. `more` is added to the record. It is
     there for everybody at once; the executor sees to it that it survives a power cut.
     """
     resume_from = None
-    if spec.get("checkpoint") and (again or claim.resume):
+    if spec.get("checkpoint") and (has_earlier_attempt or claim.resume):
         resume_from = checkpoints.newest_checkpoint(claim.output_dir, spec["checkpoint"])
     times, mine = lease.timing(environ), _agent_identity(os.getpid())
     env = dict(environ, **(spec.get("env") or {}))
@@ -128,6 +153,7 @@ def begin_attempt(
         output_dir=claim.output_dir,
         log_dir=claim.log_dir,
         resume_from=resume_from,
+        allocation=environ.get(ALLOCATION_VARIABLE, ""),
         python=environment.record_packages(layout.state_dir_of(claim.run_dir), spec["command"], env, spec["cwd"]),
         **more,
     )
@@ -161,11 +187,17 @@ class Attempt:
         self.workdir = workdir.workdir_of(spec, claim.output_dir)
         if self.workdir is not None:
             spec = dict(spec, cwd=self.workdir.cwd)
+        if spec.get("subdir"):
+            spec = dict(spec, cwd=os.path.join(spec["cwd"], spec["subdir"]))
         self.claim, self.held, self.spec = claim, held, spec
         self.moving = threading.RLock()
         self.resume_from: Optional[str] = held.start.resume_from
         self.log = layout.log_file(claim.log_dir, held.number)
+        #: Where the program writes, if its output and its errors are not simply its log.
+        self.streams: Optional[Tuple[str, str]] = None
         self.use_file = os.path.join(claim.run_dir, layout.attempt_file(held.number, "use"))
+        #: Called with the old and the new use_file, when it goes on as an attempt of another run.
+        self.move_samples: Callable[[str, str], None] = lambda old, new: None
         self.argv: List[str] = []
         self.env: Dict[str, str] = {}
         self.cpus: Sequence[int] = ()
@@ -181,7 +213,8 @@ class Attempt:
         self.began, self.clock = time.time(), time.monotonic()
         #: How its program ended, while the result is checked.
         self.ended: Optional[End] = None
-        self.stopped_by: Optional[str] = None
+        #: A trial that its search does not need any more is stopped before it starts (sampler.py).
+        self.stopped_by: Optional[str] = "early_stopping" if spec.get("not_needed") else None
         self.stopped_words: Optional[str] = None
         self.is_noted = False
         self.warned = False
@@ -228,7 +261,16 @@ class Attempt:
             self.spec, self.claim, self.number, self.resume_from, base, self.log, here_only
         )
         self.env[processes.LEASE_MARK_VARIABLE] = str(self.held.start.mark)
+        if problem is None and trackers.continues_mlflow_run(self.env, self.number, self.spec["cwd"]):
+            self._search_mlflow_first()
         return problem or self._keep_checkpoint()
+
+    def _search_mlflow_first(self) -> None:
+        """Let the run's own Python look for its MLflow run; that of a container is not reached from here."""
+        python = environment.interpreter_of(self.spec["command"], self.env, self.spec["cwd"])
+        if python is not None and not container.has_container(self.spec):
+            # -B: a flag before the file keeps a warm start (pack/warm_starter.py) away from it.
+            self.argv = [python, "-B", agent_path(), "mlflow", *self.argv]
 
     def keeps_checkpoint(self) -> bool:
         """Whether a copy of its checkpoint is kept: the program may start over and write over it, unless its step or
@@ -336,6 +378,8 @@ class Attempt:
         """A signal for the program. SIGUSR1 is the warning, where its step wants to be warned."""
         if number == signal.SIGUSR1 and self.warn_s:
             self.warn()
+        elif self.phase == "program" and self.spec.get("script"):
+            self.child.signal_leader(number)  # as Slurm does with --signal=B:USR1@60
         elif self.phase == "program":
             self.child.signal(number)
         elif self.phase == "data":
@@ -354,6 +398,15 @@ class Attempt:
         self.child.signal(signal.SIGKILL)
 
     # -- its end -------------------------------------------------------------------------------------------------
+
+    def checkpoint_time(self) -> Optional[float]:
+        """When the newest checkpoint was written that is there now: what came after it is lost."""
+        pattern = self.spec.get("checkpoint")
+        path = checkpoints.newest_checkpoint(self.claim.output_dir, pattern) if pattern else None
+        try:
+            return os.stat(path).st_mtime if path else None
+        except OSError:
+            return None
 
     def end_record(self, me: Allocation, oom: bool) -> End:
         """How it ended; whether that is good, `recovery.judge_end` decides."""
@@ -377,6 +430,7 @@ class Attempt:
             warned=self.warned,
             oom=oom,
             problem=self.child.problem or self.stopped_words,
+            submitted=self.claim.t,
             began=self.began,
             ended=time.time(),
             duration_s=time.monotonic() - self.clock,

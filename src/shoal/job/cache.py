@@ -79,16 +79,18 @@ def find_root(environ: Mapping[str, str], profile: Optional[str] = None) -> Tupl
 
 
 def _open_root(base: str) -> CacheRoot:
-    told = os.stat(base)
-    if not stat.S_ISDIR(told.st_mode):
+    status = os.stat(base)
+    if not stat.S_ISDIR(status.st_mode):
         raise OSError(errno.ENOTDIR, "not a folder")
     kind = file_system_type(base)
     if kind in _NETWORK_FILE_SYSTEMS.split():
         raise OSError(errno.ENOTSUP, "it is network storage (%s)" % kind)
-    mine = told.st_uid == os.getuid()
-    shared = bool(told.st_mode & stat.S_IWGRP) and not told.st_mode & stat.S_ISVTX and told.st_gid in os.getgroups()
+    mine = status.st_uid == os.getuid()
+    shared = (
+        bool(status.st_mode & stat.S_IWGRP) and not status.st_mode & stat.S_ISVTX and status.st_gid in os.getgroups()
+    )
     path = os.path.join(base, "shoal-data") if mine or shared else _private_path(base)
-    return _make_root(CacheRoot(path, told.st_gid if shared else None))
+    return _make_root(CacheRoot(path, status.st_gid if shared else None))
 
 
 def private_root(root: CacheRoot) -> CacheRoot:
@@ -116,13 +118,13 @@ def _make_root(root: CacheRoot) -> CacheRoot:
 def is_group_readable(path: str, group: int) -> bool:
     """Whether the members of a group can read a file: by its mode, and by those of all folders above it."""
     real = os.path.realpath(path)
-    told = os.stat(real)
-    if not told.st_mode & stat.S_IROTH and not (told.st_gid == group and told.st_mode & stat.S_IRGRP):
+    status = os.stat(real)
+    if not status.st_mode & stat.S_IROTH and not (status.st_gid == group and status.st_mode & stat.S_IRGRP):
         return False
     while real != os.path.dirname(real):
         real = os.path.dirname(real)
-        told = os.stat(real)
-        if not told.st_mode & stat.S_IXOTH and not (told.st_gid == group and told.st_mode & stat.S_IXGRP):
+        status = os.stat(real)
+        if not status.st_mode & stat.S_IXOTH and not (status.st_gid == group and status.st_mode & stat.S_IXGRP):
             return False
     return True
 
@@ -190,8 +192,8 @@ def _make_shared_file(path: str) -> None:
 
 def free_bytes(root: CacheRoot, environ: Mapping[str, str]) -> int:
     """What may still be written: free space less a reserve, and less than the cache's own limit if it has one."""
-    told = os.statvfs(root.path)
-    total, free = told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
+    disk = os.statvfs(root.path)
+    total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     room = free - min(total // 50, 2 * 10**9)
     limit = parse_size(environ.get(LIMIT_VARIABLE) or "")
     if limit is not None:
@@ -247,23 +249,23 @@ def remove_dataset(root: CacheRoot, name: str) -> bool:
     try:
         if not (use.take(True) and copy.take(True)):
             return False
-        grave = move_to_trash(root, name)
+        trashed = move_to_trash(root, name)
     finally:
         copy.close()
         use.close()
-    if grave is not None:
-        shutil.rmtree(grave, ignore_errors=True)
-    return grave is not None
+    if trashed is not None:
+        shutil.rmtree(trashed, ignore_errors=True)
+    return trashed is not None
 
 
 def move_to_trash(root: CacheRoot, name: str) -> Optional[str]:
     """Take a data set out of the cache in one step; the caller holds its locks. Where it went, or None."""
-    grave = root.folder("trash", "%s-%08x" % (name, random.getrandbits(32)))
+    trashed = root.folder("trash", "%s-%08x" % (name, random.getrandbits(32)))
     try:
-        os.rename(root.folder("objects", name), grave)
+        os.rename(root.folder("objects", name), trashed)
     except OSError:
         return None
-    return grave
+    return trashed
 
 
 def empty_trash(root: CacheRoot) -> None:

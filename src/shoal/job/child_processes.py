@@ -36,9 +36,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Program(NamedTuple):
-    """What to start: `log` is the file that its output and errors are appended to, in the order in which they come;
-    `cpus` are those it may use (any if there are none), `use` the file for what it uses, written by whoever starts it
-    where this process cannot look.
+    """What to start: `log` is the file that its output and errors are appended to, in the order in which they come,
+    unless `streams` names a file for each; `cpus` are those it may use (any if there are none), `use` the file for what
+    it uses, written by whoever starts it where this process cannot look.
     """
 
     argv: Sequence[str]
@@ -47,6 +47,7 @@ class Program(NamedTuple):
     log: str
     cpus: Sequence[int] = ()
     use: Optional[str] = None
+    streams: Optional[Tuple[str, str]] = None
 
 
 class Child:
@@ -88,6 +89,14 @@ class Child:
         if self.code is None:
             try:
                 os.killpg(self.pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def signal_leader(self, number: int) -> None:
+        """A signal for the first process alone, not for what it started."""
+        if self.code is None:
+            try:
+                os.kill(self.pid, number)
             except (ProcessLookupError, PermissionError):
                 pass
 
@@ -143,10 +152,11 @@ class ColdStarter(Starter):
             self.setup = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
     def start(self, program: Program) -> Child:
-        argv, env, cwd, log, cpus, _ = program
+        argv, env, cwd, log, cpus, _, streams = program
         found = self.find(argv[0], env.get("PATH", os.defpath), cwd)
         before = os.sched_getaffinity(0) if cpus else None
-        with open(log, "ab", 0) as out:
+        output, errors = streams or (log, log)
+        with open(output, "ab", 0) as out, open(errors, "ab", 0) as err:
             try:
                 if cpus:
                     os.sched_setaffinity(0, cpus)
@@ -157,7 +167,7 @@ class ColdStarter(Starter):
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
-                    stderr=out,
+                    stderr=err if streams else out,
                     start_new_session=True,
                     preexec_fn=self.setup,
                 )

@@ -65,13 +65,13 @@ def read_source(path: str) -> Listing:
             return _of_manifest(path)
         if os.path.isdir(path):
             return _of_folder(path)
-        told = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise NotStageable("%s cannot be read: %s" % (path, (error.strerror or str(error)).lower()))
-    if not stat.S_ISREG(told.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise NotStageable("%s is neither a folder nor a file" % path)
     name = os.path.basename(path)
-    item = CopyItem(name, told.st_size, None, told.st_mtime_ns)
+    item = CopyItem(name, status.st_size, None, status.st_mtime_ns)
     folder = os.path.dirname(path)
     return Listing(_listing_id([folder, item]), folder, {name: item}, [(name,)], False, None, name)
 
@@ -104,9 +104,9 @@ def _of_manifest(folder: str) -> Listing:
 def _of_folder(folder: str) -> Listing:
     items: Dict[str, CopyItem] = {}
     for path in sorted(_walk(folder)):
-        told = os.stat(os.path.join(folder, path))
-        if stat.S_ISREG(told.st_mode):
-            items[path] = CopyItem(path, told.st_size, None, told.st_mtime_ns)
+        status = os.stat(os.path.join(folder, path))
+        if stat.S_ISREG(status.st_mode):
+            items[path] = CopyItem(path, status.st_size, None, status.st_mtime_ns)
     if not items:
         raise NotStageable("%s is empty" % folder)
     return Listing(_listing_id([folder, *items.values()]), folder, items, [(name,) for name in items], False)
@@ -120,11 +120,11 @@ def _walk(folder: str) -> List[str]:
         raise error
 
     for where, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        told = os.stat(where)
-        if (told.st_dev, told.st_ino) in seen:
+        status = os.stat(where)
+        if (status.st_dev, status.st_ino) in seen:
             folders[:] = []
             continue
-        seen.add((told.st_dev, told.st_ino))
+        seen.add((status.st_dev, status.st_ino))
         found += [os.path.relpath(os.path.join(where, name), folder) for name in names]
     return found
 
@@ -169,10 +169,10 @@ ABOUT_FILE, COMPLETE_FILE, PROBLEM_FILE, REQUESTS_DIR, DAMAGED_DIR = (
 class DatasetCopy:
     """The copy of what `told` lists, in the cache `root`. Whoever made it must hold its locks as `Stage` does."""
 
-    def __init__(self, root: CacheRoot, told: Listing) -> None:
+    def __init__(self, root: CacheRoot, listing: Listing) -> None:
         self.root = root
-        self.list = told
-        self.home = root.folder("objects", told.id)
+        self.list = listing
+        self.home = root.folder("objects", listing.id)
         self.folder = os.path.join(self.home, "data")
         self.parts = os.path.join(self.home, "parts")
         self.wants = os.path.join(self.home, REQUESTS_DIR)
@@ -188,9 +188,9 @@ class DatasetCopy:
             about = files.read_json(os.path.join(self.home, ABOUT_FILE))
             if about is not None and about.get("boot") == boot_id():
                 return
-            grave = cache.move_to_trash(self.root, self.list.id)
-            if grave is not None:
-                shutil.rmtree(grave, ignore_errors=True)
+            trashed = cache.move_to_trash(self.root, self.list.id)
+            if trashed is not None:
+                shutil.rmtree(trashed, ignore_errors=True)
             for folder in (self.home, self.folder, self.parts, self.wants, self.damaged):
                 self.root.make(folder)
             if self.list.manifest is not None:

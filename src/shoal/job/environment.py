@@ -14,7 +14,7 @@ import sys
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from ..kernel import fence, files, processes, records
-from . import workdir
+from . import trackers, workdir
 
 #: {lr}; with the braces around it, because {{lr}} stands for {lr} itself and ${lr} is the shell's.
 _PLACEHOLDER = re.compile(r"(\$?)(\{+)([A-Za-z_][A-Za-z0-9_.]*)(\}+)", re.ASCII)
@@ -22,6 +22,7 @@ _VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*
 #: Between shoal's own processes; none of the program's business.
 _INTERNAL_VARIABLES = (
     "SHOAL_TOKEN",
+    "SHOAL_ALLOCATION",
     "SHOAL_FOLLOW",
     "SHOAL_ON",
     "SHOAL_SHELL_BASE",
@@ -38,10 +39,13 @@ BUILT_IN_PLACEHOLDERS = (
     "seed",
     "attempt",
     "output_dir",
+    "output_name",
     "resume_from",
     "start_from",
     "parent_dir",
 )
+#: The runs that a run waited for, with their output directories; a file in its own.
+PARENTS_FILE = "parents.json"
 SECRETS_FILE = os.path.join("shoal", "secrets.env")
 
 
@@ -56,34 +60,32 @@ def run_environment(
         "SHOAL_EXPERIMENT": spec["experiment"],
         "SHOAL_STEP": spec["step"],
         "SHOAL_SEED": "" if seed is None else str(seed),
+        "SHOAL_NUMBER": "" if spec.get("number") is None else str(spec["number"]),
         "SHOAL_ATTEMPT": str(attempt),
         "SHOAL_OUTPUT_DIR": claim.output_dir,
+        "SHOAL_OUTPUT_NAME": os.path.basename(claim.output_dir),
         "SHOAL_RESUME_FROM": resume_from or "",
         "SHOAL_START_FROM": spec.get("start_from") or "",
         "SHOAL_PARENT_DIR": spec.get("parent_dir") or "",
+        "SHOAL_PARENTS": os.path.join(claim.output_dir, PARENTS_FILE) if spec.get("parents") else "",
         "SHOAL_PARAMS": json.dumps(spec.get("params") or {}, sort_keys=True),
         "SHOAL_COMMIT": workdir.commit_of(spec),
         "SHOAL_PROGRESS": os.path.join(claim.output_dir, "progress"),
-        "WANDB_RUN_ID": spec["tracker_id"],
-        "WANDB_NAME": name,
-        "WANDB_RUN_GROUP": spec["experiment"],
-        "WANDB_RESUME": "allow",
         "PYTHONUNBUFFERED": "1",
     }
     env = {key: value for key, value in base.items() if key not in _INTERNAL_VARIABLES}
+    trackers.remove_inherited(env)
     env.update(read_secrets(base))
     values = placeholder_values(spec, own)
     env.update((key, fill_placeholders(value, values)) for key, value in (spec.get("env") or {}).items())
     env.update(own)
-    env.setdefault("WANDB_DIR", claim.output_dir)
-    if own["SHOAL_COMMIT"]:
-        env.setdefault("WANDB_GIT_COMMIT", own["SHOAL_COMMIT"])
-    policy = spec.get("survive") or {}
-    if policy.get("warn_s"):
+    trackers.set_tracker_variables(env, spec, claim.output_dir, own["SHOAL_COMMIT"])
+    policy = spec.get("recovery") or {}
+    if policy.get("warn_before_s"):
         env.update(
             SHOAL_STOP_FILE=os.path.join(claim.output_dir, "stop-%d" % attempt),
-            SHOAL_WARN_S=str(policy["warn_s"]),
-            SHOAL_WARN_BY=policy["tell"],
+            SHOAL_WARN_S=str(policy["warn_before_s"]),
+            SHOAL_WARN_WITH=policy["warn_with"],
         )
     return env
 
@@ -134,15 +136,15 @@ def fill_known_placeholders(word: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda found: _known_value(found, values), word)
 
 
-def escape_placeholders(text: str) -> str:
-    """The text as a word that `fill_placeholders` turns into just this text."""
+def escape_placeholders(texts: Iterable[str]) -> List[str]:
+    """Texts as words that `fill_placeholders` turns into just these texts."""
 
     def double(found: "re.Match[str]") -> str:
         dollar, left, name, right = found.groups()
         pairs = 0 if _is_shell(dollar, left) else min(len(left), len(right))
         return dollar + left + "{" * pairs + name + "}" * pairs + right
 
-    return _PLACEHOLDER.sub(double, text)
+    return [_PLACEHOLDER.sub(double, text) for text in texts]
 
 
 def placeholder_names(words: Iterable[str]) -> List[str]:
@@ -159,7 +161,7 @@ def placeholder_names(words: Iterable[str]) -> List[str]:
 def _known_value(found: "re.Match[str]", values: Mapping[str, str]) -> str:
     dollar, left, name, right = found.groups()
     wanted = not _is_shell(dollar, left) and min(len(left), len(right)) % 2 and name in values
-    return escape_placeholders(fill_placeholders(found.group(0), values)) if wanted else found.group(0)
+    return escape_placeholders([fill_placeholders(found.group(0), values)])[0] if wanted else found.group(0)
 
 
 def _is_shell(dollar: str, left: str) -> bool:
@@ -287,10 +289,10 @@ def _version(python: str, folders: List[str]) -> Optional[str]:
     config = os.path.join(os.path.dirname(os.path.dirname(python)), "pyvenv.cfg")
     try:
         with open(config, encoding="utf-8", errors="replace") as file:
-            told = re.search(r"(?m)^version(?:_info)?\s*=\s*([\d.]+)", file.read())
-            if told:
-                return told.group(1)
+            match = re.search(r"(?m)^version(?:_info)?\s*=\s*([\d.]+)", file.read())
+            if match:
+                return match.group(1)
     except OSError:
         pass
-    told = re.search(r"python(3\.\d+)", os.path.realpath(python)) or re.search(r"python(3\.\d+)/", " ".join(folders))
-    return told.group(1) if told else None
+    match = re.search(r"python(3\.\d+)", os.path.realpath(python)) or re.search(r"python(3\.\d+)/", " ".join(folders))
+    return match.group(1) if match else None

@@ -29,32 +29,32 @@ _EXIT_DISK_FULL = 74
 class Wakeup:
     """What wakes the loop: ended children, threads, other files to read, or the time at which something is due.
 
-    Whoever writes to `rope` wakes it. Signals come through the guard's link, which is one of the others.
+    Whoever writes to `wake_fd` wakes it. Signals come through the guard's link, which is one of the others.
     """
 
     def __init__(self) -> None:
-        self._read, self.rope = os.pipe()
+        self._read, self.wake_fd = os.pipe()
         os.set_blocking(self._read, False)
-        os.set_blocking(self.rope, False)
+        os.set_blocking(self.wake_fd, False)
 
     def listen(self) -> None:
-        signal.set_wakeup_fd(self.rope, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.wake_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def wake(self) -> None:
         try:
-            os.write(self.rope, b"r")
+            os.write(self.wake_fd, b"r")
         except OSError:
             pass  # The loop has plenty to wake up for, or is over.
 
     def wait(self, due: Iterable[float], others: Iterable[Any]) -> None:
-        """Sleep until the bell rings, one of `others` can be read, or the first of the `due` times has come."""
+        """Sleep until `wake` is called, one of `others` can be read, or the first of the `due` times has come."""
         wait_s = max(0.0, min(due) - time.monotonic())
         select.select([self._read, *others], [], [], min(wait_s, 3600.0))
         guard.drain_pipe(self._read)
 
 
-class Executor(Generic[A]):
+class AttemptExecutor(Generic[A]):
     """Runs attempts to their ends. `me` is who we are, for records; `alone`: one attempt at a time.
 
     `data_folder` is where helpers on other nodes say how far they are with the data, if there are other nodes.
@@ -75,11 +75,11 @@ class Executor(Generic[A]):
         self.running: Dict[int, A] = {}
         #: Why everything that runs was asked to stop, if it was.
         self.stopping: Optional[str] = None
-        self.bell = Wakeup()
-        self.data = SharedData(self.bell.rope, say, data_folder)
-        self.ledger: RecordWriter[A] = RecordWriter(self.bell.rope, say, self._kept, environ)
+        self.wakeup = Wakeup()
+        self.data = SharedData(self.wakeup.wake_fd, say, data_folder)
+        self.record_writer: RecordWriter[A] = RecordWriter(self.wakeup.wake_fd, say, self._kept, environ)
         self.times = lease.timing(environ)
-        self.keeper = LeaseRenewer(self.times, link, self.told)
+        self.keeper = LeaseRenewer(self.times, link, self.request_end)
         self._unwanted: List[Tuple[lease.Lease, str]] = []
         self._environ, self._close_oldest = environ, threading.Event()
         self._sampler: Optional[usage.UsageSampler] = None
@@ -125,6 +125,9 @@ class Executor(Generic[A]):
         """What an attempt needs before its first process; else why it cannot be started."""
         return None
 
+    def collect_output(self, attempt: A) -> None:
+        """The program has ended: complete its log, which the end is judged by."""
+
     def complete(self, attempt: A, end: End) -> End:
         """Add to an end what is missing before it is written, and take back what the attempt held."""
         return end
@@ -139,7 +142,7 @@ class Executor(Generic[A]):
 
     def loop(self) -> None:
         """Until nothing is left to do."""
-        self.bell.listen()
+        self.wakeup.listen()
         processes.become_subreaper()
         try:
             while True:
@@ -149,12 +152,12 @@ class Executor(Generic[A]):
                 self._reap()
                 for number in self.link.signals():
                     self.hear(number)
-                self.ledger.collect()
+                self.record_writer.collect()
                 self._look()
                 self.fill()
-                if not self.running and self.ledger.is_idle and self.is_over():
+                if not self.running and self.record_writer.is_idle and self.is_over():
                     return
-                self.bell.wait(self._due(), [self.link.fd, *self.starter.wait_on])
+                self.wakeup.wait(self._due(), [self.link.fd, *self.starter.wait_on])
                 if self.link.is_broken:
                     os._exit(guard.end_without_guard(self.keeper.held))
         finally:
@@ -170,7 +173,7 @@ class Executor(Generic[A]):
         self._close_oldest.set()
         if self._sampling is not None:
             self._sampling.join(30)
-        self.ledger.close()
+        self.record_writer.close()
         for held in self.keeper.held:  # Something broke before an end was written.
             try:
                 lease.close_lease(held.run_dir, held.number, held.renewals)
@@ -181,27 +184,27 @@ class Executor(Generic[A]):
     def _due(self) -> List[float]:
         now = time.monotonic()
         own = [attempt.due_at for attempt in self.running.values()]
-        return [now + 3600.0, *own, *self.ledger.due_at(now), *self.due(now)]
+        return [now + 3600.0, *own, *self.record_writer.due_at(now), *self.due(now)]
 
     def _look(self) -> None:
         now = time.monotonic()
         for attempt in self.running.values():
             attempt.tend(now)
         self.look(now)
-        told, self._unwanted = self._unwanted, []
-        for held, why in told:
+        unwanted, self._unwanted = self._unwanted, []
+        for held, why in unwanted:
             for attempt in [one for one in self.running.values() if one.held is held]:
                 self.leave(attempt, why)
         for attempt in self.running.values():
             if attempt.stopped_by is not None and not attempt.is_noted:
                 # Whoever closes it later can tell a job that was stopped from a node that died.
                 attempt.is_noted = True
-                self.ledger.note_stopping(attempt, attempt.stopped_by)
+                self.record_writer.note_stopping(attempt, attempt.stopped_by)
 
-    def told(self, held: lease.Lease, why: str) -> None:
+    def request_end(self, held: lease.Lease, why: str) -> None:
         """From any thread: an attempt is not wanted any more."""
         self._unwanted.append((held, why))
-        self.bell.wake()
+        self.wakeup.wake()
 
     def stop_all(self, why: str, number: int = signal.SIGTERM) -> None:
         """Everything that runs is asked to end, then killed. Asked twice, it is killed at once."""
@@ -224,8 +227,8 @@ class Executor(Generic[A]):
         """
         self.keeper.keep(attempt.held, attempt.claim)
         attempt.keeper = self.keeper
-        self.ledger.write_start(attempt)
-        attempt.stop = lambda why: self.told(attempt.held, why)
+        self.record_writer.write_start(attempt)
+        attempt.stop = lambda why: self.request_end(attempt.held, why)
         try:
             misplaced = self._fill_workdir(attempt)
         except OSError as error:
@@ -234,7 +237,7 @@ class Executor(Generic[A]):
         found = attempt.prepare(base, here_only)
         problem = problem or misplaced or found or self.before_start(attempt)
         if problem is not None:
-            self._fail(attempt, problem, code)
+            self._fail(attempt, problem, 0 if attempt.spec.get("not_needed") else code)
         elif attempt.spec.get("data"):
             attempt.child = self.data.ask(attempt.spec, attempt.env)
             self.running[attempt.child.pid] = attempt
@@ -266,7 +269,9 @@ class Executor(Generic[A]):
 
     def _start(self, attempt: A, argv: List[str], use: Optional[str] = None) -> Optional[child_processes.Child]:
         """A process of an attempt, or None after its end was written, because it cannot be started."""
-        program = child_processes.Program(argv, attempt.env, attempt.spec["cwd"], attempt.log, attempt.cpus, use)
+        program = child_processes.Program(
+            argv, attempt.env, attempt.spec["cwd"], attempt.log, attempt.cpus, use, attempt.streams
+        )
         try:
             return self.starter.start(program)
         except OSError as error:
@@ -285,6 +290,7 @@ class Executor(Generic[A]):
         self._sampler.add(
             attempt.use_file, env, lambda: usage_readers.process_use(pid, around), self.alone, attempt.log
         )
+        attempt.move_samples = self._sampler.move
 
     def _end_sampling(self, attempt: A) -> None:
         """The use of a single run is on disk before its end; with many runs it follows soon."""
@@ -354,6 +360,7 @@ class Executor(Generic[A]):
         if attempt.child.slot_lost:
             attempt.stopped_by = attempt.stopped_by or "lost"
         if attempt.phase == "program":
+            self.collect_output(attempt)
             self._end_sampling(attempt)
             if attempt.stopped_by is None and _steps_were_ended(attempt):
                 attempt.stopped_by = "SIGTERM"
@@ -374,8 +381,10 @@ class Executor(Generic[A]):
     def _finish(self, attempt: A, end: End, check_exit: Optional[int]) -> None:
         """Write down how it ended, with what follows from it."""
         end = recovery.judge_end(end, attempt.log, check_exit)
+        if not end.success:
+            end = end._replace(checkpoint_t=attempt.checkpoint_time())
         end = end._replace(data=self.data.records(attempt.spec), notes=attempt.clear_workdir())
-        self.ledger.ended(attempt, self.complete(attempt, end))
+        self.record_writer.ended(attempt, self.complete(attempt, end))
 
     def _kept(self, attempt: A, held: lease.Lease, end: End, ours: bool) -> None:
         self.keeper.release(held)

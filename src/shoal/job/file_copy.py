@@ -46,16 +46,12 @@ class SourceChanged(Exception):
     """The source is not what its manifest, or the first look at it, says."""
 
 
-class CopyStopped(Exception):
-    """Somebody asked the copy to end."""
-
-
 class Copier:
-    """Copies items from `source` to `goal` by way of `parts`, calling `arrived(item)` for each one in place."""
+    """Copies items from `source` to `dest` by way of `parts`, calling `arrived(item)` for each one in place."""
 
-    def __init__(self, source: str, goal: str, parts: str, threads: int, arrived: Callable[[CopyItem], None]) -> None:
+    def __init__(self, source: str, dest: str, parts: str, threads: int, arrived: Callable[[CopyItem], None]) -> None:
         self.source = source
-        self.goal = goal
+        self.dest = dest
         self.parts = parts
         self.threads = threads
         self.arrived = arrived
@@ -131,7 +127,7 @@ class Copier:
         """Without the lock: a folder has very many files, and threads open them at once."""
         part: Optional[_PartialFile] = None
         try:
-            part = _PartialFile(self.source, self.goal, self.parts, item)
+            part = _PartialFile(self.source, self.dest, self.parts, item)
         finally:
             with self._changed:
                 self._opening -= 1
@@ -143,9 +139,9 @@ class Copier:
 class _PartialFile:
     """One file on its way: PARTS/NAME with a journal of the ranges that are in it."""
 
-    def __init__(self, source: str, goal: str, parts: str, item: CopyItem) -> None:
+    def __init__(self, source: str, dest: str, parts: str, item: CopyItem) -> None:
         self.item = item
-        self.final = os.path.join(goal, item.name)
+        self.final = os.path.join(dest, item.name)
         self.path = os.path.join(parts, flat_name(item.name))
         self.ranges = max(1, -(-item.size // RANGE_BYTES))
         self._crcs: List[Optional[int]] = [None] * self.ranges

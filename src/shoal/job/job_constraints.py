@@ -78,20 +78,20 @@ def exclude_nodes(argv: List[str], bad: List[str], ask: AskSlurm) -> Tuple[List[
         return argv, ""
     kept = [word for word in argv if not word.startswith("--exclude=")]
     ours = ("--array=", "--dependency=", "--begin=", "--output=", "--job-name=")
-    told = ""
+    answer = ""
     for some in [new, new[-1:]] if len(new) > 1 else [new]:
         changed = [*kept, "--exclude=%s" % ",".join([*([own] if own else []), *some])]
         tested = [word for word in changed if not word.startswith(ours)]
-        possible, told = ask(["sbatch", "--test-only", *tested, "--wrap=true"])
+        possible, answer = ask(["sbatch", "--test-only", *tested, "--wrap=true"])
         if possible:
             return changed, "avoids %s, which failed" % ", ".join(some)
-    return argv, "cannot avoid %s, which failed: without it Slurm has no place (%s)" % (", ".join(new), told)
+    return argv, "cannot avoid %s, which failed: without it Slurm has no place (%s)" % (", ".join(new), answer)
 
 
 def _down_nodes(nodes: str, ask: AskSlurm) -> List[str]:
     """Those of a job's nodes that Slurm calls down now."""
-    answered, told = ask(["sinfo", "-h", "-N", "-n", nodes, "-o", "%N|%T"])
-    pairs = [word.partition("|") for word in told.split()] if answered else []
+    answered, answer = ask(["sinfo", "-h", "-N", "-n", nodes, "-o", "%N|%T"])
+    pairs = [word.partition("|") for word in answer.split()] if answered else []
     return sorted({name for name, _, state in pairs if state.startswith(_DOWN_STATES)})
 
 
@@ -105,9 +105,9 @@ def _read_record(run_dir: str, name: str) -> Dict[str, Any]:
 
 
 class DependencyState(NamedTuple):
-    """`done`; or what to wait for, as sbatch --dependency takes it; or why there is neither."""
+    """`completed`; or what to wait for, as sbatch --dependency takes it; or why there is neither."""
 
-    done: bool
+    completed: bool
     waits: Optional[str] = None
     problem: Optional[str] = None
 
@@ -115,24 +115,24 @@ class DependencyState(NamedTuple):
 def dependency_state(home: str, name: str, any_end: bool = False) -> DependencyState:
     """How far a run is that others build on.
 
-    A child waits for its parent's job to end well. The job of a pack says nothing about one of its runs, so there, and
-    with `any_end`, its end is waited for, and the child itself looks whether its parent is done.
+    A child waits for its parent's job to complete. The job of a pack says nothing about one of its runs, so there, and
+    with `any_end`, its end is waited for, and the child itself looks whether its parent completed.
     """
     run_dir = layout.run_dir(home, name)
     names = layout.parse_names(files.list_names(run_dir))
     if lease.successful_attempt(run_dir, names, names.revision) is not None:
         return DependencyState(True)
     claim = files.read_json(os.path.join(run_dir, layout.submit_file(names.generation, "claim"))) or {}
-    job, shape = claim_job(home, claim)
+    job, queue_layout = claim_job(home, claim)
     if job is None:
         ended = bool(names.attempt) and not names.is_live(names.attempt)
-        return DependencyState(False, None, "%s %s" % (name, "did not end well" if ended else "has no job yet"))
-    return DependencyState(False, ("afterany:" if any_end or shape else "afterok:") + job)
+        return DependencyState(False, None, "%s %s" % (name, "did not complete" if ended else "has no job yet"))
+    return DependencyState(False, ("afterany:" if any_end or queue_layout else "afterok:") + job)
 
 
 def claim_job(home: str, claim: Mapping[str, Any]) -> Tuple[Optional[str], Optional[str]]:
     """(the job of a claim, its own task if it is an array, because the number alone may stand for all of them; the
-    shape of a queue that it waits in)."""
+    layout of a queue that it waits in)."""
     token = str(claim.get("token", "-"))
     outcome = transaction.outcome_of(home, token)
     if outcome is None or outcome.kind != "accepted" or not outcome.job_id:
@@ -141,11 +141,11 @@ def claim_job(home: str, claim: Mapping[str, Any]) -> Tuple[Optional[str], Optio
     if submission is None:
         return outcome.job_id, None
     label = "%s_%d" % (outcome.job_id, claim.get("index", 0)) if submission.is_array else outcome.job_id
-    return label, submission.shape
+    return label, submission.layout
 
 
 def dependency_option(home: str, names: List[str], any_end: bool = False) -> DependencyState:
-    """One answer for all parents: everything done, or what those that are not have to be waited for."""
+    """One answer for all parents: all completed, or what those that are not have to be waited for."""
     waits: Dict[str, None] = {}
     for name in names:
         found = dependency_state(home, name, any_end)
@@ -160,8 +160,8 @@ def apply_parent_outputs(home: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
     """The spec with what its parents left: start_from and parent_dir; `cannot_start` tells why it must not begin."""
     found = dict(spec)
     for name in spec.get("parents") or ():
-        if not dependency_state(home, name).done:
-            return dict(found, cannot_start="its parent %s is not done" % name)
+        if not dependency_state(home, name).completed:
+            return dict(found, cannot_start="its parent %s has not completed" % name)
     first = spec.get("start_parent")
     if not first:
         return found

@@ -12,9 +12,24 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..kernel import Allocation, End, checkpoints, fence, files, guard, layout, lease, new_token, processes, slurm
+from ..kernel import (
+    Allocation,
+    AllocationLog,
+    End,
+    Grant,
+    checkpoints,
+    fence,
+    files,
+    guard,
+    layout,
+    lease,
+    new_token,
+    processes,
+    slurm,
+)
 from . import job_constraints, notifications, record_writer, recovery, replacement
 from .attempt import Attempt, begin_attempt, kept_checkpoint_dir, read_run_spec
+from .environment import format_value
 from .single_run import SingleRunExecutor, is_superseded
 
 #: The run is busy in an older job that does not hand over: "try again later" (sysexits.h).
@@ -31,12 +46,13 @@ class InterruptedBeforeStart(Exception):
 
 def main(argv: List[str]) -> int:
     """Exit code for Slurm: the program's own; 0 if the fence held; 1 if a person asked for a run that is in use."""
-    return guard.run_guarded(lambda link: _work(argv, link))
+    submission_dir = os.path.abspath(_parse(argv)["submission"])
+    log = AllocationLog(os.path.dirname(os.path.dirname(submission_dir)), os.environ)
+    return guard.run_guarded(lambda link: _work(argv, submission_dir, log, link), log.end)
 
 
-def _work(argv: List[str], link: guard.GuardLink) -> int:
+def _work(argv: List[str], submission_dir: str, log: AllocationLog, link: guard.GuardLink) -> int:
     options = _parse(argv)
-    submission_dir = os.path.abspath(options["submission"])
     home = os.path.dirname(os.path.dirname(submission_dir))
     files.open_umask(home)
     try:
@@ -51,6 +67,8 @@ def _work(argv: List[str], link: guard.GuardLink) -> int:
         return 0
     except (OSError, ValueError, KeyError, IndexError) as error:
         return _fail(error)
+    own_job = "SHOAL_TOKEN" not in os.environ and fence.is_job_of(submission, os.environ)
+    log.begin(own_job, _local_grant(submission))
     if os.environ.get("SLURM_JOB_ID"):
         recovery.submit_pending_follow_ups(home, submission["token"])
     # A person who runs an array's script with bash means all of it: one run after the other.
@@ -62,7 +80,14 @@ def _work(argv: List[str], link: guard.GuardLink) -> int:
             break
     if first_bad <= 128:
         _admit_next(home, submission)
+    log.ask_slurm()
     return first_bad
+
+
+def _local_grant(submission: Dict[str, Any]) -> Grant:
+    """What a run takes on this machine: what it asked for."""
+    asked = submission.get("asked") or {}
+    return Grant(nodes=1, gpus=int(asked.get("gpus") or 0), cpus=asked.get("cpus"), memory_mb=asked.get("memory_mb"))
 
 
 def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int, link: guard.GuardLink) -> int:
@@ -128,18 +153,22 @@ def _admit(home: str, name: str, submission: Dict[str, Any], link: guard.GuardLi
 def _run_attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, link: guard.GuardLink) -> int:
     submission = files.read_json(os.path.join(layout.submission_dir(home, claim.token), "submission.json")) or {}
     spec = read_run_spec(home, claim, submission.get("code"), os.environ)
+    if spec.get("search"):
+        spec = _with_trial_parameters(home, spec, me)
     held = _begin(home, claim, me, spec, link)
     if held is None:
         return 1
     attempt = Attempt(claim, held, spec)
+    if submission.get("backend") == "local":
+        attempt.limit_s = submission.get("time_limit_s")  # no Slurm ends it
     _say("run %s/%s, attempt %d on %s" % (spec["experiment"], spec["stem"], held.number, processes.node_name()))
     if attempt.resume_from:
         step = checkpoints.step_of(attempt.resume_from)
-        told = "%s%s" % (attempt.resume_from, "" if step is None else " (step %d)" % step)
+        checkpoint = "%s%s" % (attempt.resume_from, "" if step is None else " (step %d)" % step)
         if spec.get("resumes"):
-            _say("continuing from %s" % told)
+            _say("continuing from %s" % checkpoint)
         else:
-            _say("SHOAL_RESUME_FROM is %s, but the program is not known to read it, and may start over" % told)
+            _say("SHOAL_RESUME_FROM is %s, but the program is not known to read it, and may start over" % checkpoint)
         if attempt.keeps_checkpoint():
             _say(
                 "a copy of that checkpoint is kept in %s"
@@ -166,10 +195,27 @@ def _run_attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int
     job.follows = follow == "1"
     job.loop()
     if job.end is None or not job.ours:
-        told = "shoal: another job has closed attempt %d and goes on with the run" % held.number
-        print(told, file=sys.stderr, flush=True)
+        message = "shoal: another job has closed attempt %d and goes on with the run" % held.number
+        print(message, file=sys.stderr, flush=True)
         return 1
     return _conclude(home, attempt, job.end, me, link)
+
+
+def _with_trial_parameters(home: str, spec: Dict[str, Any], me: Allocation) -> Dict[str, Any]:
+    """The parameters of its trial; the sampler is asked once and ends."""
+    from . import sampler  # most runs are no trials
+
+    child = sampler.SamplerProcess(os.environ)
+    try:
+        found = sampler.with_parameters(home, spec, child, me, sampler.LOAD_S)
+    finally:
+        child.close()
+    params = found.get("params") or {}
+    values = ", ".join(
+        "%s = %s" % (name, format_value(params[name])) for name in spec["search"]["space"] if name in params
+    )
+    _say(found.get("not_needed") or "trial %d: %s" % (spec["search"]["trial"], values))
+    return found
 
 
 def _begin(
@@ -189,13 +235,20 @@ def _begin(
             if moved:
                 return None
         try:
-            again = _has_earlier_attempt(claim)
+            has_earlier_attempt = _has_earlier_attempt(claim)
             if spec.get("replacement"):
                 os.makedirs(claim.output_dir, exist_ok=True)
-                again = _prepare_replacement(home, spec, claim)
+                has_earlier_attempt = _prepare_replacement(home, spec, claim)
             ends = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None  # older Slurm does not say
             held = begin_attempt(
-                claim, names.attempt + 1, me, spec, again, os.environ, failed_nodes=failed_nodes, ends=ends
+                claim,
+                names.attempt + 1,
+                me,
+                spec,
+                has_earlier_attempt,
+                os.environ,
+                failed_nodes=failed_nodes,
+                ends=ends,
             )
         except OSError as error:
             full_since = _wait_for_disk(error, full_since, link)
@@ -233,12 +286,12 @@ def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard
     name = attempt.name
     if attempt.look is warn_if_not_resumed:
         warn_if_not_resumed(attempt, is_over=True)
-    _say("attempt %d ended with exit code %d after %.0f s" % (attempt.number, end.exit_code, end.duration_s))
+    _say("attempt %d ended with exit code %s after %.0f s" % (attempt.number, end.exit_code, end.duration_s))
     try:
         if not is_superseded(attempt):
-            told = recovery.submit_follow_up(home, name, attempt.claim, attempt.spec, end, me.job_label)
-            if told:
-                print("shoal: %s" % told, file=sys.stderr, flush=True)
+            message = recovery.submit_follow_up(home, name, attempt.claim, attempt.spec, end, me.job_label)
+            if message:
+                print("shoal: %s" % message, file=sys.stderr, flush=True)
             notifications.notify_end(home, name, attempt.env, last=bool(end.job_id))
         if end.success:
             replacement.withdraw_pending(home, name)
@@ -248,10 +301,10 @@ def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard
             srun_steps.wait_for_preemption(os.environ, link)
     except (OSError, ValueError, KeyError) as error:
         print("shoal: after the end: %s: %s" % (type(error).__name__, error), file=sys.stderr, flush=True)
-    # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
+    # Runs that build on this one wait for exit code 0, which a program may have though its run has not completed.
     if end.cause in ("limit", "bad_result", "oom", "SIGTERM", "SIGINT", "SIGHUP", "handover", "superseded"):
         return end.exit_code or 1
-    return 0 if end.success else end.exit_code
+    return 0 if end.success else end.exit_code or 0
 
 
 def warn_if_not_resumed(attempt: Attempt, is_over: bool = False) -> None:

@@ -72,8 +72,8 @@ def _notify_if_long(home: str, name: str, event: str, what: str, lasted_s: float
     if after_s and lasted_s >= after_s:
         experiment = name.split("/")[0]
         _, wave, ends = experiment_ends(home, experiment)
-        told = "%s %s for %d minutes" % (name, what, lasted_s // 60)
-        _notify(home, settings, event, experiment, wave, _message_text(experiment, ends, told), env)
+        sentence = "%s %s for %d minutes" % (name, what, lasted_s // 60)
+        _notify(home, settings, event, experiment, wave, _message_text(experiment, ends, sentence), env)
 
 
 def experiment_ends(home: str, experiment: str) -> Tuple[bool, int, List[RunEnd]]:
@@ -103,17 +103,17 @@ def experiment_ends(home: str, experiment: str) -> Tuple[bool, int, List[RunEnd]
 
 def _message_text(experiment: str, ends: List[RunEnd], what: str) -> str:
     bad = [(run, end) for run, end in ends if not end.success]
-    lines = ["%s: %s" % (experiment, what), "%d done, %d not" % (len(ends) - len(bad), len(bad))]
+    lines = ["%s: %s" % (experiment, what), "%d completed, %d not" % (len(ends) - len(bad), len(bad))]
     if bad:
         more = " and %d more" % (len(bad) - 5) if len(bad) > 5 else ""
-        lines.append("not done: %s%s" % (", ".join(run for run, _ in bad[:5]), more))
+        lines.append("not completed: %s%s" % (", ".join(run for run, _ in bad[:5]), more))
         lines.append(_top_error([end for _, end in bad]))
         lines.append("shoal why %s" % bad[0][0])
     return "\n".join([*lines, "shoal report %s" % experiment])
 
 
 def _top_error(bad: List[End]) -> str:
-    """The most frequent end of runs that are not done, and the error that the first of them printed."""
+    """The most frequent end of runs that have not completed, and the error that the first of them printed."""
     words = [str(end.problem or end.stopped_by or describe_exit_code(end.exit_code)) for end in bad]
     word = max(words, key=words.count)
     first = bad[words.index(word)]
@@ -190,8 +190,8 @@ def _send(home: str, settings: Dict[str, Any], name: str, record: Mapping[str, A
 
 def _send_by_command(settings: Dict[str, Any], event: str, experiment: str, text: str, env: Mapping[str, str]) -> None:
     if settings.get("command"):
-        told = dict(env, SHOAL_NOTIFY_EVENT=event, SHOAL_NOTIFY_EXPERIMENT=experiment, SHOAL_NOTIFY_TEXT=text)
-        subprocess.run(settings["command"], input=text.encode(), env=told, timeout=_TIMEOUT_S, check=True)
+        environ = dict(env, SHOAL_NOTIFY_EVENT=event, SHOAL_NOTIFY_EXPERIMENT=experiment, SHOAL_NOTIFY_TEXT=text)
+        subprocess.run(settings["command"], input=text.encode(), env=environ, timeout=_TIMEOUT_S, check=True)
 
 
 def _send_by_webhook(settings: Dict[str, Any], event: str, experiment: str, text: str, env: Mapping[str, str]) -> None:

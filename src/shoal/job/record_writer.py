@@ -83,6 +83,11 @@ class RecordWriter(Generic[A]):
     def write_start(self, attempt: A) -> None:
         record = os.path.join(attempt.claim.run_dir, layout.attempt_file(attempt.number, "start"))
         self._writer.submit(functools.partial(files.sync_records, [record]))
+        search = attempt.spec.get("search")
+        if search:
+            home = layout.state_dir_of(attempt.claim.run_dir)
+            trial = layout.trial_file(home, attempt.spec["experiment"], search["name"])
+            self._writer.submit(functools.partial(files.sync_records, [trial]))
 
     def ended(self, attempt: A, end: End) -> None:
         """Write an end in the background, again and again until it is written."""

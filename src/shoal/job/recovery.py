@@ -1,6 +1,6 @@
 """What an end means: did the attempt succeed, why did it end, and does the run continue in a follow-up job.
 
-The step's policy (`survive` in its spec) limits how often each cause is answered by another job: a time limit by one
+The step's policy (`recovery` in its spec) limits how often each cause is answered by another job: a time limit by one
 that continues from the newest checkpoint, lack of memory by one with more of it, and so on. The end record says so
 (`next`), and it is owed from then on (kernel/submission.py): an ordinary submission of the run's next generation, which
 waits for the job that ended and passes the same fence. The ending job makes it, or the next command or job if Slurm
@@ -46,20 +46,33 @@ def note_requested_stop(end: End, spec: Mapping[str, Any]) -> End:
     """The end, with a note if the run itself wants to go on: by its exit code, or because it heard the warning."""
     if end.stopped_by is not None:
         return end
-    policy = spec.get("survive") or {}
-    if policy.get("continue_code") is not None and end.exit_code == policy["continue_code"]:
-        return end._replace(stopped_by="continue", problem="exit code %d asks for another job" % end.exit_code)
-    if end.warned and (end.exit_code == 0 or end.signal == "SIGUSR1"):
+    policy = spec.get("recovery") or {}
+    if policy.get("continue_exit_code") is not None and end.exit_code == policy["continue_exit_code"]:
+        return end._replace(stopped_by="continue", problem="exit code %s asks for another job" % end.exit_code)
+    # A callable that saves its call asks by its exit code; with 0 it has returned in time.
+    saves = (spec.get("function") or {}).get("checkpoints")
+    if end.warned and ((end.exit_code == 0 and not saves) or end.signal == "SIGUSR1"):
         return end._replace(stopped_by="limit")
     return end
 
 
+def note_time_limit(end: End, spec: Mapping[str, Any], environ: Mapping[str, str]) -> End:
+    """The end of a program that asks for another job by its exit code and was stopped by Slurm: at its time limit that
+    is one more way to be told that the time is up; a job that somebody cancels, or that another one takes the place
+    of, is not continued here."""
+    wanted = (spec.get("recovery") or {}).get("continue_exit_code")
+    if end.stopped_by != "SIGTERM" or not end.job_id or wanted is None or end.exit_code != wanted:
+        return end
+    state = slurm.job_state(end.job_id, environ)
+    return end._replace(stopped_by="time limit", cause="limit") if state is not None and state.timed_out else end
+
+
 def result_check(end: End, spec: Mapping[str, Any], env: Mapping[str, str]) -> Optional[List[str]]:
     """The command of the step's result check, if that decides."""
-    policy = spec.get("survive") or {}
-    if not policy.get("check") or end.stopped_by is not None or end.oom:
+    policy = spec.get("recovery") or {}
+    if not policy.get("result_check") or end.stopped_by is not None or end.oom:
         return None
-    return environment.fill_all(policy["check"], environment.placeholder_values(spec, env))
+    return environment.fill_all(policy["result_check"], environment.placeholder_values(spec, env))
 
 
 def judge_end(end: End, log: str, check_exit: Optional[int]) -> End:
@@ -88,16 +101,17 @@ def _cause(end: End, log: str) -> Optional[str]:
 
 def plan_next(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) -> Optional[FollowUp]:
     """What follows an end by itself, or None if nothing does. Asks only files."""
-    policy, cause = spec.get("survive") or {}, end.cause
+    policy, cause = spec.get("recovery") or {}, end.cause
     if end.success or cause is None or not end.job_id:
         return None
     before, limit = _count_earlier(claim, end.attempt, cause), _max_follow_ups(home, claim, policy, cause)
-    order = submission.last_send(home, claim.token)
-    if before >= limit or order is None or _ignored_checkpoint(claim, end):
+    record = submission.last_send(home, claim.token)
+    if before >= limit or record is None or _ignored_checkpoint(claim, end):
         return None
-    changed, _ = change_options(list(order.argv), cause, policy)
+    changed, _ = change_options(list(record.argv), cause, policy)
     if changed is None:
         return None
+    changed = changed + _other_partition(claim, end, policy)
     wait_s = backoff_s(policy, cause, before)
     return FollowUp(cause, before + 1, limit, changed, time.time() + wait_s if wait_s else None)
 
@@ -137,8 +151,8 @@ def continue_run(
         changed, avoided = job_constraints.exclude_nodes(
             [*argv, *following.options, *begin], job_constraints.failed_nodes(claim.run_dir, ask), ask
         )
-        told = [", " + word.lstrip("-").replace("=", " ") for word in following.options]
-        return changed, "".join([*told, ", " + avoided if avoided else ""])
+        changes = [", " + word.lstrip("-").replace("=", " ") for word in following.options]
+        return changed, "".join([*changes, ", " + avoided if avoided else ""])
 
     done = _submit_next_job(home, name, claim, seen, job, adapt)
     if done[0] is not None:
@@ -149,8 +163,8 @@ def continue_run(
 def _max_follow_ups(home: str, claim: fence.Claim, policy: Mapping[str, Any], cause: str) -> int:
     """How many times a cause is answered by another job."""
     if cause in CONTINUING_CAUSES:
-        return int(policy.get("follow_ups") or 0)
-    times = int((policy.get("retry") or {}).get(cause, 0))
+        return int(policy.get("max_follow_ups") or 0)
+    times = int((policy.get("max_retries") or {}).get(cause, 0))
     if not times:
         return 0
     from . import admission  # only then: it knows the budget
@@ -160,7 +174,7 @@ def _max_follow_ups(home: str, claim: fence.Claim, policy: Mapping[str, Any], ca
 
 def _why_no_follow_up(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) -> Optional[str]:
     """Why a run that its step's policy is about does not go on; None if the policy says nothing."""
-    policy, cause = spec.get("survive") or {}, end.cause
+    policy, cause = spec.get("recovery") or {}, end.cause
     limit = 0 if end.success or cause is None else _max_follow_ups(home, claim, policy, cause)
     if not limit or cause is None:
         return None
@@ -170,10 +184,10 @@ def _why_no_follow_up(home: str, claim: fence.Claim, spec: Mapping[str, Any], en
     over = _ignored_checkpoint(claim, end)
     if over is not None:
         return "not continued: %s" % over
-    order = submission.last_send(home, claim.token)
-    if order is None:
+    record = submission.last_send(home, claim.token)
+    if record is None:
         return "not continued: nothing says how the job was submitted"
-    return "not continued: %s" % change_options(list(order.argv), cause, policy)[1]
+    return "not continued: %s" % change_options(list(record.argv), cause, policy)[1]
 
 
 def _ignored_checkpoint(claim: fence.Claim, end: End) -> Optional[str]:
@@ -191,11 +205,11 @@ def slurm_answers_in_time(at_first_silence: Callable[[], None] = lambda: None) -
     """Whether Slurm answers before the ending job has to leave it to others. Nothing is sent before: a request that a
     frozen controller takes and does not answer would have to be waited for."""
     deadline = time.monotonic() + submission.follow_up_grace_s(os.environ)
-    told = False
+    logged = False
     while not slurm.is_controller_up(os.environ):
-        if not told:
+        if not logged:
             at_first_silence()
-            told = True
+            logged = True
         if time.monotonic() + _SLURM_RETRY_S > deadline:
             return False
         time.sleep(_SLURM_RETRY_S)
@@ -263,7 +277,7 @@ def has_pending_follow_up(home: str, claim: fence.Claim, following: Optional[Fol
 
 def warn_program(env: Mapping[str, str], by_signal: Callable[[], None]) -> None:
     """Tell a program that its time is nearly up, in the way that its step chose."""
-    if env.get("SHOAL_WARN_BY") == "file":
+    if env.get("SHOAL_WARN_WITH") == "file":
         try:
             files.create_exclusive(env["SHOAL_STOP_FILE"], b"time limit\n")
             return
@@ -304,13 +318,13 @@ def _submit_next_job(
 
     Returns the new job and what differs from the old one; or None and why there is none.
     """
-    order, intent = submission.last_send(home, claim.token), submission.read_submission_record(home, claim.token)
-    if order is None or intent is None:
+    record, intent = submission.last_send(home, claim.token), submission.read_submission_record(home, claim.token)
+    if record is None or intent is None:
         return None, "nothing says how the job was submitted"
     token = submission.new_token()
     folder = layout.submission_dir(home, token)
     ours = ("--job-name=", "--array=", "--output=", "--dependency=", "--begin=")
-    argv, words = adapt([word for word in order.argv if not word.startswith(ours)])
+    argv, words = adapt([word for word in record.argv if not word.startswith(ours)])
     if argv is None:
         return None, words
     argv += [
@@ -319,13 +333,13 @@ def _submit_next_job(
         *slurm.after_current_job(job, os.environ),
     ]
     script = files.read_trusted(os.path.join(layout.submission_dir(home, claim.token), "script.sh"))
-    script = script.replace(claim.token.encode(), token.encode())
+    script = _single_job_script(script.replace(claim.token.encode(), token.encode()))
     now, job_name = time.time(), submission.job_name(name, token)
     intent = intent._replace(
-        token=token, runs=[name], job_name=job_name, t=now, waits=False, argv=argv, environment=order.environment
+        token=token, runs=[name], job_name=job_name, t=now, waits=False, argv=argv, environment=record.environment
     )
-    record = ClaimRecord(token, claim.revision, claim.output_dir, claim.log_dir, t=now, changes=claim.changes)
-    sent = submission.submit_one(home, intent._replace(**processes.own_identity()), script, seen + 1, record)
+    next_claim = ClaimRecord(token, claim.revision, claim.output_dir, claim.log_dir, t=now, changes=claim.changes)
+    sent = submission.submit_one(home, intent._replace(**processes.own_identity()), script, seen + 1, next_claim)
     if sent is None:
         return None, "another command has claimed the run"
     if sent.kind != "accepted":
@@ -334,15 +348,29 @@ def _submit_next_job(
     return str(sent.job_id), words
 
 
+def _single_job_script(script: bytes) -> bytes:
+    """The script of an array as that of one job, whose only run has the index 0; sbatch would read its --array line."""
+    script = re.sub(rb"(?m)^#SBATCH --array=.*\n", b"", script)
+    return script.replace(b'--index "${SLURM_ARRAY_TASK_ID:-all}"', b"--index 0")
+
+
 def change_options(argv: List[str], cause: str, policy: Mapping[str, Any]) -> Tuple[Optional[List[str]], str]:
-    """The options that the policy changes after such an end; None and why if another try makes no sense."""
+    """The options that the policy changes after such an end; None and why if another attempt makes no sense."""
     if cause != "oom":
         return [], ""
-    grown = [grow_memory(word, float(policy.get("memory") or 0)) for word in argv]
+    grown = [grow_memory(word, float(policy.get("memory_factor") or 0)) for word in argv]
     changed = [word for word, was in zip(grown, argv) if word != was]
     if not changed:
-        return None, "its memory is not to be raised (survive.memory), or nothing says how much it had"
+        return None, "its memory is not to be raised (recovery.memory_factor), or nothing says how much it had"
     return changed, ""
+
+
+def _other_partition(claim: fence.Claim, end: End, policy: Mapping[str, Any]) -> List[str]:
+    """The partition for jobs after so many attempts (`partition_after`)."""
+    after = policy.get("partition_after")
+    if not after or len(_earlier_ends(claim, end.attempt)) + 1 < int(after["attempts"]):
+        return []
+    return ["--partition=%s" % after["partition"]]
 
 
 def backoff_s(policy: Mapping[str, Any], cause: str, before: int) -> float:
@@ -362,9 +390,12 @@ def grow_memory(word: str, factor: float) -> str:
 
 def _count_earlier(claim: fence.Claim, attempt: int, cause: str) -> int:
     """How many earlier attempts of this revision ended for the same cause."""
+    return sum(1 for end in _earlier_ends(claim, attempt) if end.cause == cause)
+
+
+def _earlier_ends(claim: fence.Claim, attempt: int) -> List[End]:
     ends = lease.read_ends(claim.run_dir, layout.parse_names(files.list_names(claim.run_dir)))
-    before = [end for end in ends if end.attempt < attempt and end.revision == claim.revision]
-    return sum(1 for end in before if end.cause == cause)
+    return [end for end in ends if end.attempt < attempt and end.revision == claim.revision]
 
 
 def _read_tail(path: str) -> bytes:

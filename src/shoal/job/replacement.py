@@ -12,7 +12,20 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
-from ..kernel import Allocation, End, checkpoints, fence, files, layout, lease, processes, progress, slurm, submission
+from ..kernel import (
+    Allocation,
+    End,
+    adopted,
+    checkpoints,
+    fence,
+    files,
+    layout,
+    lease,
+    processes,
+    progress,
+    slurm,
+    submission,
+)
 from . import job_constraints
 
 if TYPE_CHECKING:
@@ -52,7 +65,7 @@ def why_obsolete(home: str, spec: Mapping[str, Any]) -> Optional[str]:
     if names.revision != spec["replacement"]["revision"]:
         return "%s was started over" % original
     if lease.successful_attempt(run_dir, names, names.revision) is not None:
-        return "%s is done" % original
+        return "%s completed" % original
     if names.has_submit(names.generation, "cancel"):
         return "%s was cancelled" % original
     return None
@@ -61,7 +74,7 @@ def why_obsolete(home: str, spec: Mapping[str, Any]) -> Optional[str]:
 def withdraw(claim: fence.Claim, why: str) -> None:
     """Write down that a replacement is not wanted any more; its state is then cancelled, with this reason."""
     path = os.path.join(claim.run_dir, layout.submit_file(claim.generation, "cancel"))
-    files.create_exclusive(path, files.to_json({"schema": 1, "t": time.time(), "reason": why}))
+    files.create_in_run_dir(path, files.to_json({"schema": 1, "t": time.time(), "reason": why}))
 
 
 def copy_checkpoint(home: str, spec: Mapping[str, Any], output_dir: str) -> None:
@@ -86,6 +99,7 @@ def watcher(
     if not spec.get("replacement") or claim.run_dir == layout.run_dir(home, spec["replacement"]["of"]):
         return None
     original = str(spec["replacement"]["of"])
+    adopted.refresh(home, original, os.environ, time.time())
     step = checkpoints.step_of(resume_from) if resume_from else 0
     first: List[float] = [] if step is None else [float(step)]
     output = progress.RunOutput(claim.output_dir, logs)
@@ -116,13 +130,19 @@ def take_over(home: str, attempt: "Attempt", original: str) -> bool:
     The claim decides. The original job is then told to end; when its attempt is over, ours begins under the run's name.
     Our program runs all the while, in a directory of its own.
     """
+    adopted.refresh(home, original, os.environ, time.time())
+    if why_obsolete(home, attempt.spec) is not None:
+        return False  # the next look withdraws it
     old = _record_before(home, original, attempt.claim.token)
     claim = _claim_for(home, attempt, original)
     if old is None or claim is None:
         return False
     files.check_free_space(claim.run_dir, lease.ATTEMPT_BYTES)  # an original job that was ended in vain would be a loss
     job, _ = job_constraints.claim_job(home, old)
-    _cancel_job(job, old["token"])
+    _cancel_job(home, job, old["token"])
+    if adopted.kept_description(layout.submission_dir(home, old["token"])) is not None:
+        _wait_for_end(job)
+        adopted.write_superseded(claim.run_dir, time.time())
     try:
         fence.wait_for_older_attempts(
             claim, Allocation(**processes.own_identity()), attempt.times, lambda text: None, time.sleep
@@ -207,6 +227,7 @@ def _continue_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool
             raise
         _link_log(mine.log_dir, held.number, new.number)
         attempt.claim, attempt.held = claim, new
+        _move_samples(attempt)
         if attempt.keeper is not None:
             attempt.keeper.keep(new, claim)
             attempt.keeper.release(held)
@@ -229,15 +250,15 @@ def _end_lease(attempt: "Attempt", why: str, success: bool) -> None:
 
 
 def withdraw_pending(home: str, name: str) -> None:
-    """The run is done: a replacement that is still pending has nothing to do; a running one sees it by itself."""
+    """The run completed: a replacement that is still pending has nothing to do; a running one sees it by itself."""
     for replacement in replacements_of(home, name):
         claim = _newest(home, replacement)
         if claim is None or claim.token == (_newest_record(home, name) or {}).get("token"):
             continue
         outcome = submission.outcome_of(home, claim.token)
         job = (outcome.job_id if outcome is not None else None) or ""
-        if _has_token(job, claim.token, ("PENDING",)):
-            withdraw(claim, "%s is done" % name)
+        if _is_job_of(home, job, claim.token, ("PENDING",)):
+            withdraw(claim, "%s completed" % name)
             slurm.scancel([job], os.environ, state="PENDING")
 
 
@@ -252,7 +273,7 @@ def _claim_for(home: str, attempt: "Attempt", name: str) -> Optional[fence.Claim
     kept: Dict[str, Any] = {key: own[key] for key in ("token", "index", "output_dir", "log_dir") if key in own}
     record = dict(kept, schema=1, revision=claim.revision, t=time.time(), switched=True, changes=claim.changes)
     path = os.path.join(run_dir, layout.submit_file(claim.generation + 1, "claim"))
-    if not files.create_exclusive(path, files.to_json(record)):
+    if not files.create_in_run_dir(path, files.to_json(record)):
         return None
     return fence.read_claim(run_dir, claim.generation + 1)
 
@@ -265,20 +286,48 @@ def _link_log(log_dir: str, old: int, new: int) -> None:
         pass
 
 
-def _cancel_job(job: Optional[str], token: str) -> None:
-    """Cancel the job that was the run, by id and only if it carries its token; runs that wait for it wait for us."""
+def _move_samples(attempt: "Attempt") -> None:
+    """The samples of the program are now the run's. Its further nodes go on writing where they began to, and are found
+    under the run's name as well."""
+    old = attempt.use_file
+    attempt.use_file = os.path.join(attempt.claim.run_dir, layout.attempt_file(attempt.held.number, "use"))
+    attempt.move_samples(old, attempt.use_file)
+    for number in range(1, int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)):
+        target = os.path.relpath("%s%d" % (old, number), attempt.claim.run_dir)
+        try:
+            os.symlink(target, "%s%d" % (attempt.use_file, number))
+        except OSError:
+            pass
+
+
+def _wait_for_end(job: Optional[str]) -> None:
+    """An adopted job writes no end: wait until Slurm has ended it. It is given up after as long as a lease is."""
+    deadline = time.monotonic() + lease.timing(os.environ).take_s
+    while job and time.monotonic() < deadline:
+        rows, problem = slurm.squeue(os.environ, job=job)
+        if problem is None and all(row.has_ended for row in rows):
+            return
+        time.sleep(1.0)
+
+
+def _cancel_job(home: str, job: Optional[str], token: str) -> None:
+    """Cancel the job that was the run, by id and only if it is of its submission; runs that wait for it wait for us."""
     mine = os.environ.get("SLURM_JOB_ID")
     if job and mine:
         job_constraints.move_dependents(job, mine)
-    if job and _has_token(job, token):
+    if job and _is_job_of(home, job, token):
         slurm.scancel([job], os.environ)
 
 
-def _has_token(job: str, token: str, words: Optional[Any] = None) -> bool:
+def _is_job_of(home: str, job: str, token: str, words: Optional[Any] = None) -> bool:
+    """Whether a job that has not ended is the one of a submission: its name ends with the token, or is the one that an
+    adopted job had."""
     if not job:
         return False
     live = [row for row in slurm.squeue(os.environ, job=job).rows if not row.has_ended]
-    return bool(live) and live[0].name.endswith("." + token) and (words is None or live[0].word in words)
+    known = adopted.kept_description(layout.submission_dir(home, token))
+    is_ours = bool(live) and (live[0].name == known.name if known else live[0].name.endswith("." + token))
+    return is_ours and (words is None or live[0].word in words)
 
 
 def _newest(home: str, name: str) -> Optional[fence.Claim]:

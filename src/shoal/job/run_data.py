@@ -95,7 +95,9 @@ class AttemptData:
             except subprocess.TimeoutExpired:
                 self._helpers.kill()
                 self._helpers.wait()
-            records += [dict(record, node=node) for node, found in self._told().items() for record in found["records"]]
+            records += [
+                dict(record, node=node) for node, found in self._answers().items() for record in found["records"]
+            ]
             shutil.rmtree(self._folder, ignore_errors=True)
         return records
 
@@ -138,9 +140,9 @@ class AttemptData:
         self._helpers = subprocess.Popen([*argv, "stage", self._folder], env=env)
 
     def _wait_helpers(self) -> None:
-        while self._helpers is not None and len(self._told()) < self._nodes:
+        while self._helpers is not None and len(self._answers()) < self._nodes:
             self._check()
-            if self._helpers.poll() is not None and len(self._told()) < self._nodes:
+            if self._helpers.poll() is not None and len(self._answers()) < self._nodes:
                 return
             time.sleep(_POLL_S)
 
@@ -150,14 +152,14 @@ class AttemptData:
 
         if self._nodes < 2:
             return stage.path
-        told = self._told()
-        for node, one in told.items():
+        answers = self._answers()
+        for node, one in answers.items():
             if one.get("problem"):
                 raise StageError("on node %s: %s" % (node, one["problem"]))
-        others = {node: one["paths"] for node, one in told.items() if one["paths"] is not None}
+        others = {node: one["paths"] for node, one in answers.items() if one["paths"] is not None}
         lacking = ["%s has none" % node for node, paths in others.items() if paths.get(stage.name) != stage.path]
-        if len(told) < self._nodes:
-            lacking.append("%d of %d nodes did not answer" % (self._nodes - len(told), self._nodes))
+        if len(answers) < self._nodes:
+            lacking.append("%d of %d nodes did not answer" % (self._nodes - len(answers), self._nodes))
         if not lacking or stage.wait_first or stage.path == stage.source:
             return stage.path
         reason = "not every node has a copy in %s: %s" % (stage.path, ", ".join(lacking))
@@ -165,12 +167,12 @@ class AttemptData:
         self._say("%s is read from the source on all nodes: %s" % (stage.name, reason))
         return stage.source
 
-    def _told(self) -> Dict[str, Any]:
-        told = {}
+    def _answers(self) -> Dict[str, Any]:
+        answers = {}
         for name in files.list_names(self._folder):
             if name.startswith("node-") and name.endswith(".json"):
-                told[name[5:-5]] = files.read_json(os.path.join(self._folder, name)) or {"records": [], "paths": {}}
-        return told
+                answers[name[5:-5]] = files.read_json(os.path.join(self._folder, name)) or {"records": [], "paths": {}}
+        return answers
 
 
 def main(argv: List[str]) -> int:
@@ -196,15 +198,15 @@ def main(argv: List[str]) -> int:
             answer["paths"][stage.name] = stage.wait()
     except StageError as error:
         answer["problem"] = str(error)
-    told = os.path.join(folder, "node-%s.json" % node)
-    files.replace(told, files.to_json(answer), sync=False)
+    answer_path = os.path.join(folder, "node-%s.json" % node)
+    files.replace(answer_path, files.to_json(answer), sync=False)
     while not over.wait(0.2) and not os.path.exists(os.path.join(folder, "over")):
         if not os.path.isdir(folder):
             break
     for stage in stages if mine else []:
         records.append(stage.close())
     if os.path.isdir(folder):
-        files.replace(told, files.to_json(dict(answer, records=records)), sync=False)
+        files.replace(answer_path, files.to_json(dict(answer, records=records)), sync=False)
     return 0
 
 
@@ -221,9 +223,9 @@ _MAX_JOIN_S = 2.0
 class DataWait(Child):
     """What stands for a run's process while its data is on the way: ends with 0 when it is there."""
 
-    def __init__(self, pid: int, rope: int) -> None:
+    def __init__(self, pid: int, wake_fd: int) -> None:
         super().__init__(pid)
-        self._rope = rope
+        self._rope = wake_fd
 
     def poll(self) -> Optional[int]:
         return self.code
@@ -251,12 +253,12 @@ class SharedData:
     is where helpers on its nodes, one on each, say how far they are.
     """
 
-    def __init__(self, rope: int, say: Callable[[str], None], scratch: Optional[str] = None) -> None:
-        self._rope, self._say, self._scratch = rope, say, scratch
+    def __init__(self, wake_fd: int, say: Callable[[str], None], scratch: Optional[str] = None) -> None:
+        self._rope, self._say, self._scratch = wake_fd, say, scratch
         self._count = 0
         self._coming: Dict[str, _PendingData] = {}
         self._arrived: Dict[str, Optional[str]] = {}
-        self._told: Dict[str, bool] = {}
+        self._recorded: Dict[str, bool] = {}
         self._news: "queue.SimpleQueue[Tuple[str, Optional[str]]]" = queue.SimpleQueue()
 
     def ask(self, spec: Mapping[str, Any], env: Mapping[str, str]) -> DataWait:
@@ -309,8 +311,8 @@ class SharedData:
         key = _data_key(spec)
         if not spec.get("data") or key not in self._coming:
             return []
-        first, self._told[key] = key not in self._told, True
-        found = [stage.told() for stage in self._coming[key].handover.stages]
+        first, self._recorded[key] = key not in self._recorded, True
+        found = [stage.current_record() for stage in self._coming[key].handover.stages]
         return found if first else [dict(one, how="shared", copied_bytes=0, ready_s=0.0) for one in found]
 
     def close(self) -> List[Dict[str, Any]]:
@@ -325,9 +327,9 @@ class SharedData:
         return records
 
 
-def _wake(rope: int) -> None:
+def _wake(wake_fd: int) -> None:
     try:
-        os.write(rope, b"d")
+        os.write(wake_fd, b"d")
     except BlockingIOError:
         pass  # The loop has plenty to wake up for.
 

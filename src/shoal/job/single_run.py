@@ -12,18 +12,21 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Callable, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional
 
 from ..kernel import Allocation, End, fence, files, guard, lease, progress
 from . import recovery, replacement
 from .attempt import Attempt
 from .child_processes import ColdStarter
-from .executor import MAX_JOIN_S, Executor
+from .executor import MAX_JOIN_S, AttemptExecutor
+
+if TYPE_CHECKING:
+    from .batch_step import OutputCopies
 
 _RETRY_S = 1.0
 
 
-class SingleRunExecutor(Executor[Attempt]):
+class SingleRunExecutor(AttemptExecutor[Attempt]):
     """Runs one attempt. When `loop` returns, its end is on disk; or, not `ours`, another job has closed it."""
 
     def __init__(
@@ -44,6 +47,7 @@ class SingleRunExecutor(Executor[Attempt]):
         self._early: List[int] = []
         self._ended = threading.Event()
         self._threads: List[threading.Thread] = []
+        self._copies: "Optional[OutputCopies]" = None
 
     def fill(self) -> None:
         if self._began:
@@ -56,12 +60,20 @@ class SingleRunExecutor(Executor[Attempt]):
         for thread in self._threads:
             thread.start()
         here_only = "SHOAL_TOKEN" in os.environ
+        if attempt.spec.get("script"):
+            from .batch_step import OutputCopies
+
+            self._copies = OutputCopies(attempt, os.environ)
         self.launch(attempt, os.environ, here_only, self.problem, self.problem_code)
         if attempt.look is not None:
             self._threads.append(threading.Thread(target=self._look_on, daemon=True))
             self._threads[-1].start()
         for number in self._early:
             self.hear(number)
+
+    def collect_output(self, attempt: Attempt) -> None:
+        if self._copies is not None:
+            self._copies.close()
 
     def before_start(self, attempt: Attempt) -> Optional[str]:
         """Start the guards on its further nodes, if it has any; its settings are in its environment."""
@@ -89,7 +101,7 @@ class SingleRunExecutor(Executor[Attempt]):
         early = next((signal.Signals(number).name for number in self._early if number in guard.STOP_SIGNALS), None)
         return early or self.link.asked_to_stop()
 
-    def told(self, held: lease.Lease, why: str) -> None:
+    def request_end(self, held: lease.Lease, why: str) -> None:
         attempt = self.attempt
         with attempt.moving:
             if held is not attempt.held:
@@ -102,9 +114,10 @@ class SingleRunExecutor(Executor[Attempt]):
                 if reason is None:
                     return
                 why = reason
-            super().told(attempt.held, why)
+            super().request_end(attempt.held, why)
 
     def complete(self, attempt: Attempt, end: End) -> End:
+        self.collect_output(attempt)
         self._ended.set()
         for thread in self._threads:
             thread.join(MAX_JOIN_S)
@@ -112,15 +125,15 @@ class SingleRunExecutor(Executor[Attempt]):
             attempt.node_guards.close()
         if attempt.spec.get("data"):
             end = end._replace(data=self.data.close())
-        told = False
-        while attempt.stopped_by != "lost" and not (told and self.asked_to_stop()):
+        logged = False
+        while attempt.stopped_by != "lost" and not (logged and self.asked_to_stop()):
             try:
                 end = self._decide(attempt, end)
                 break
             except OSError as error:
-                if not told:
+                if not logged:
                     print("shoal: cannot write down the end yet: %s" % error, file=sys.stderr, flush=True)
-                told = True
+                logged = True
                 time.sleep(_RETRY_S)
         with attempt.moving:
             attempt.is_closed = True
@@ -150,6 +163,8 @@ class SingleRunExecutor(Executor[Attempt]):
         replaced = is_superseded(attempt)
         if end.stopped_by and replaced:
             end = end._replace(stopped_by="superseded")
+        elif not replaced:
+            end = recovery.note_time_limit(end, spec, os.environ)
         return end if replaced else end._replace(next=recovery.plan_next(self.home, attempt.claim, spec, end))
 
     def _look_on(self) -> None:

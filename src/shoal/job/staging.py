@@ -124,7 +124,7 @@ class Stage:
         if self._thread is not None:
             self._thread.join()
 
-    def told(self) -> Dict[str, Any]:
+    def current_record(self) -> Dict[str, Any]:
         """The record as it stands, while copying may still go on."""
         copied = self._copier.copied_bytes if self._copier is not None else 0
         return dict(self.record, copied_bytes=copied)
@@ -188,13 +188,13 @@ class Stage:
                 self.arrived.notify_all()
 
     def _broken(self) -> bool:
-        """Whether a complete copy has lost something; it is told, and copied again."""
+        """Whether a complete copy has lost something; that is logged, and it is copied again."""
         broken = self.copy.broken()
         if broken:
             self.record["damaged"] = broken
             more = " and %d more" % (len(broken) - 3) if len(broken) > 3 else ""
-            told = (self.name, ", ".join(broken[:3]), more, self.copy.folder)
-            self.say("%s: %s%s in %s: damaged or lost, copied again" % told)
+            values = (self.name, ", ".join(broken[:3]), more, self.copy.folder)
+            self.say("%s: %s%s in %s: damaged or lost, copied again" % values)
         return bool(broken)
 
     def _copy_missing(self) -> None:
@@ -226,8 +226,8 @@ class Stage:
         self.record["seconds"] = round(time.monotonic() - began, 4)
         if rest:
             size = self.record["left_at_source_bytes"] = copy.link(rest)
-            told = (self.name, size // 10**6, self.list.bytes // 10**6)
-            self.say("%s: no room for %d MB of %d MB, which are read from the source" % told)
+            values = (self.name, size // 10**6, self.list.bytes // 10**6)
+            self.say("%s: no room for %d MB of %d MB, which are read from the source" % values)
         self._finished("staged" if fitting else "source", sync=not rest)
         return None
 

@@ -58,6 +58,17 @@ class UsageSampler:
         with self._lock:
             self._subjects[path] = _SampledRun(path, env, look, self.every_s, alone, log)
 
+    def move(self, path: str, to: str) -> None:
+        """The process goes on as another attempt: from now on its samples are that one's."""
+        with self._lock:
+            subject = self._subjects.pop(path, None)
+            if subject is None:
+                return
+            self._subjects[to] = subject.continued(to)
+            if subject.record.has_samples:
+                subject.record.close()
+                self._ended.append(subject)
+
     def end(self, path: str) -> None:
         """The run is over. One that was never sampled leaves no record: that would cost short runs a file each."""
         with self._lock:
@@ -128,11 +139,17 @@ class _SampledRun:
         alone: bool,
         log: Optional[str],
     ) -> None:
-        self.path, self.env, self.look, self.log = path, env, look, log
+        self.path, self.env, self.look, self.log, self._alone = path, env, look, log, alone
         self.record = UsageRecord(every_s, alone)
         self._began = time.time()
         self._gpus: Optional[List[usage_readers.NvmlGpu]] = None
         self._written = 0.0
+
+    def continued(self, path: str) -> "_SampledRun":
+        """The same processes, with a record that begins now."""
+        other = _SampledRun(path, self.env, self.look, self.record.every_s, self._alone, self.log)
+        other.record.leave_out(self.record)
+        return other
 
     def sample(self, write_every_s: float) -> None:
         try:
@@ -173,8 +190,8 @@ class UsageRecord:
         self.gpu_problem: Optional[str] = None
         #: How long all GPUs have done nothing, up to now.
         self.idle_for_s = 0.0
-        self._began = self._last = time.monotonic()
-        self._cpu_s = self._peak_mb = 0.0
+        self._began = self._last = self._sampled = time.monotonic()
+        self._cpu_s = self._peak_mb = self._earlier_cpu_s = 0.0
         self._points: List[List[Optional[float]]] = []
         self._gpus: List[Dict[str, Any]] = []
         self._before = _children_cpu_s()
@@ -183,18 +200,25 @@ class UsageRecord:
     def has_samples(self) -> bool:
         return bool(self._points)
 
+    def leave_out(self, earlier: "UsageRecord") -> None:
+        """Processor time that another record has of the same processes is not counted again."""
+        self._earlier_cpu_s = earlier._earlier_cpu_s + earlier._cpu_s
+        self._before = earlier._before
+        self._sampled = earlier._sampled
+
     def add(self, use: usage_readers.ResourceUse, gpus: List[Optional[Mapping[str, Any]]]) -> None:
         now = time.monotonic()
         span = max(1e-6, now - self._last)
-        cpus = max(0.0, use.cpu_s - self._cpu_s) / span
-        self._cpu_s = max(self._cpu_s, use.cpu_s)
+        cpu_s = use.cpu_s - self._earlier_cpu_s
+        cpus = max(0.0, cpu_s - self._cpu_s) / max(1e-6, now - self._sampled)
+        self._cpu_s = max(self._cpu_s, cpu_s)
         self._peak_mb = max(self._peak_mb, use.memory_mb)
         known = [gpu for gpu in gpus if gpu is not None]
         self._add_gpus(known, span)
         mean = sum(gpu["percent"] for gpu in known) / len(known) if known else None
         memory = sum(gpu["used_mb"] for gpu in known) if known else None
         self._points.append([now - self._began, cpus, use.memory_mb, mean, memory])
-        self._last = now
+        self._last = self._sampled = now
         if len(self._points) > _MAX_POINTS:
             self._points = [_mean_rows(a, b) for a, b in zip(self._points[::2], self._points[1::2])]
 
@@ -202,7 +226,7 @@ class UsageRecord:
         """The kernel's own sum, where it is this run's: it also knows processes that lived between two samples."""
         self._last = time.monotonic()
         if self.alone:
-            self._cpu_s = max(self._cpu_s, _children_cpu_s() - self._before)
+            self._cpu_s = max(self._cpu_s, _children_cpu_s() - self._before - self._earlier_cpu_s)
             self._peak_mb = max(self._peak_mb, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024.0)
 
     def as_json(self) -> Dict[str, Any]:

@@ -155,12 +155,50 @@ def _memory_cgroups() -> Iterator[str]:
             path = os.path.dirname(path) if "/job_" in path else ""
 
 
+#: NVML's own code for a function that the driver does not have.
+_FUNCTION_NOT_FOUND = 13
+
+
+def _call_nvml(library: Any, function: str, *arguments: Any) -> int:
+    """Old drivers and stub libraries lack functions: that costs the samples, not the run."""
+    try:
+        found = getattr(library, function)
+    except AttributeError:
+        return _FUNCTION_NOT_FOUND
+    return int(found(*arguments))
+
+
 class _NvmlUtilization(ctypes.Structure):
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
 class _NvmlMemory(ctypes.Structure):
+    """`used` holds what the driver reserves for itself too: 615 MiB of an H200."""
+
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class _NvmlMemoryV2(ctypes.Structure):
+    """`used` is what programs have, as in nvidia-smi; since driver 510."""
+
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    ]
+
+
+def _read_memory(library: Any, handle: Any) -> Optional[Tuple[int, int]]:
+    """(bytes in use, bytes in all) of a GPU."""
+    newer = _NvmlMemoryV2(version=ctypes.sizeof(_NvmlMemoryV2) | 2 << 24)
+    if _call_nvml(library, "nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(newer)) == 0:
+        return int(newer.used), int(newer.total)
+    memory = _NvmlMemory()
+    if _call_nvml(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)) == 0:
+        return int(memory.used), int(memory.total)
+    return None
 
 
 class GpuIdentity(NamedTuple):
@@ -177,23 +215,25 @@ class NvmlGpu:
         self._library, self._handle, self.name = library, handle, name
 
     def identity(self) -> Optional[GpuIdentity]:
-        text, memory = ctypes.create_string_buffer(96), _NvmlMemory()
-        if self._library.nvmlDeviceGetUUID(self._handle, text, 96) != 0:
+        text = ctypes.create_string_buffer(96)
+        if _call_nvml(self._library, "nvmlDeviceGetUUID", self._handle, text, 96) != 0:
             return None
-        if self._library.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory)) != 0:
-            return None
-        return GpuIdentity(text.value.decode("ascii", "replace"), int(memory.total))
+        memory = _read_memory(self._library, self._handle)
+        return None if memory is None else GpuIdentity(text.value.decode("ascii", "replace"), memory[1])
 
     def read(self) -> Optional[Dict[str, Any]]:
-        use, memory = _NvmlUtilization(), _NvmlMemory()
-        if self._library.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(use)) != 0:
+        use = _NvmlUtilization()
+        if _call_nvml(self._library, "nvmlDeviceGetUtilizationRates", self._handle, ctypes.byref(use)) != 0:
             return None
-        self._library.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory))
+        memory = _read_memory(self._library, self._handle)
+        if memory is None:
+            return None
+        used, total = memory
         return {
             "name": self.name,
             "percent": float(use.gpu),
-            "used_mb": memory.used / 1048576.0,
-            "total_mb": memory.total / 1048576.0,
+            "used_mb": used / 1048576.0,
+            "total_mb": total / 1048576.0,
         }
 
 
@@ -204,7 +244,10 @@ def gpu_identity(name: str) -> Optional[GpuIdentity]:
     except OSError:
         return None
     count = ctypes.c_uint()
-    if library.nvmlInit_v2() != 0 or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+    if (
+        _call_nvml(library, "nvmlInit_v2") != 0
+        or _call_nvml(library, "nvmlDeviceGetCount_v2", ctypes.byref(count)) != 0
+    ):
         return None
     gpu = _open_gpu(library, name, count.value)
     return None if gpu is None else gpu.identity()
@@ -221,11 +264,11 @@ def open_gpus(env: Mapping[str, str]) -> Tuple[List[NvmlGpu], Optional[str]]:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return [], "no NVML on this node"
-    code = library.nvmlInit_v2()
+    code = _call_nvml(library, "nvmlInit_v2")
     if code != 0:
         return [], "NVML does not start (code %d)" % code
     count = ctypes.c_uint()
-    library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    _call_nvml(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
     names = visible.split(",") if visible else [str(index) for index in range(count.value)]
     found = [gpu for gpu in (_open_gpu(library, name.strip(), count.value) for name in names) if gpu is not None]
     if len(found) < len(names):
@@ -238,11 +281,11 @@ def _open_gpu(library: Any, name: str, count: int) -> Optional[NvmlGpu]:
     if name.isdigit():
         if int(name) >= count:
             return None
-        code = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
+        code = _call_nvml(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(int(name)), ctypes.byref(handle))
     else:
-        code = library.nvmlDeviceGetHandleByUUID(name.encode("ascii", "ignore"), ctypes.byref(handle))
+        code = _call_nvml(library, "nvmlDeviceGetHandleByUUID", name.encode("ascii", "ignore"), ctypes.byref(handle))
     if code != 0:
         return None
     text = ctypes.create_string_buffer(96)
-    library.nvmlDeviceGetName(handle, text, 96)
+    _call_nvml(library, "nvmlDeviceGetName", handle, text, 96)
     return NvmlGpu(library, handle, text.value.decode("ascii", "replace"))

@@ -31,14 +31,25 @@ elif role == "ray-node":
     from shoal_agent.job.pack.ray_cluster import node_main as main
 elif role == "warm":
     from shoal_agent.job.pack.warm_server import main
+elif role == "srun":
+    from shoal_agent.job.local_slurm import srun as main
+elif role == "scontrol":
+    from shoal_agent.job.local_slurm import scontrol as main
+elif role == "mlflow":
+    from shoal_agent.job.trackers import main
 elif role == "stage":
     from shoal_agent.job.run_data import main
+elif role == "attach":
+    from shoal_agent.job.attach import main
+elif role == "forward":
+    from shoal_agent.job.port_forward import main
 else:
     from shoal_agent.job.main import main
 if role in ("pack", "launch") or role.startswith("/"):
     from shoal_agent.kernel.safe_output import FailsafeStream
     sys.stdout, sys.stderr = FailsafeStream(sys.stdout), FailsafeStream(sys.stderr)
-roles = ("rank", "node", "node-guard", "launch", "pack", "warm", "ray-node", "stage")
+roles = ("rank", "node", "node-guard", "launch", "pack", "warm", "ray-node", "stage", "srun", "scontrol", "attach",
+         "forward", "mlflow")
 sys.exit(main(sys.argv[2:] if role in roles else sys.argv[1:]))
 """
 #: The head of compiled code that is not compared with its source (PEP 552): the zip never changes.

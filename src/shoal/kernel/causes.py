@@ -2,8 +2,7 @@
 
 The cause is an exception's own line, never a line of source in its traceback. Where several ranks write into one log
 each is read by itself, and a rank that failed only because another one did, or a launcher that only counts who failed,
-gives way to that one. Logs are other people's text: a line is only ever quoted, cut, and cleaned of what could act on
-a terminal.
+gives way to that one. log_lines.py reads the lines.
 """
 
 import functools
@@ -11,8 +10,17 @@ import re
 import signal
 from typing import Dict, Iterable, List, NamedTuple, Optional, Pattern, Sequence, Set, Tuple
 
-_MAX_QUOTED = 200
-_MAX_LINE = 4000
+from .log_lines import (
+    CPP_PREFIX,
+    MAX_MESSAGE_LINES,
+    QUOTED_RANK,
+    SLURM_LINE,
+    LoggedException,
+    LogLine,
+    clean_log_line,
+    find_exceptions,
+    parse_lines,
+)
 
 
 class Cause(NamedTuple):
@@ -130,8 +138,6 @@ _WARNING_LINE = (
     r"\b(WARN(ING)?|[Ww]arning|INFO|DEBUG)\b|\b[Cc]ontinu(e|es|ing)\b|\b[Ii]gnor(e|ed|es|ing)\b|\b[Rr]etrying\b"
     r"|\b[Ss]kipp(ed|ing)\b|\b[Ff]all(s|ing)? back\b|\b[Tt]rying\b"
 )
-#: What Slurm says about a job is about the job, whatever its programs say.
-_SLURM_LINE = r"^(slurmstepd|srun|slurmd|slurm_script|batch): |^\*\*\* (JOB|STEP)"
 _SLURM_KINDS = ("host_oom", "time_limit", "preempted", "node")
 #: Not looked for in exceptions: these are the words of shells and of Slurm.
 _NO_TRACEBACK_KINDS = frozenset(
@@ -152,53 +158,13 @@ _WRAPPERS = (
 #: Where a launcher says who failed.
 _LAUNCHER_LINE = r"srun: error: |shoal: (rank|the end of|replica)|Root Cause"
 _GROUP = r"\(\d+ sub-exceptions?\)$"
-_HEADER = r"(Exception Group )?Traceback \(most recent call last\)"
-_FRAME = r'\s*File "[^"]*", line \d+'
-_RICH_BOX = r"\s*[│╭╰┃┏┗❱]"
-#: A traceback below such a line did not end the program.
-_SIDE_TRACEBACK = r"Exception ignored in|Error in atexit|Exception in thread|--- Logging error ---"
-#: The first line of an exception, dotted name and perhaps a message, where a traceback shows that it is one ...
-_RAISED = r"[A-Za-z_][\w.]*(\[\w+\])?(:( .*)?)?$"
-#: ... and where nothing does.
-_EXCEPTION = (
-    r"([A-Za-z_][\w.]*\.)?([A-Z]\w*(Error|Exception|Interrupt|Exit|Failure|Timeout|Closed)|StopIteration)\b(: .*|:)?$"
-)
-#: Prefixes that launchers put before each line: "[rank3]: ", "[default3]:", "3: ", "(Worker pid=12) ", a time.
-_PREFIX = (
-    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z? (?=\[)|std(?:err|out): "
-    r"|\[(?:rank|default)(?P<rank>\d+)\]:\s?|(?P<task>\d+): |\((?P<actor>\w[^()]{0,80}pid=\d+[^()]{0,80})\)\s"
-    r"|(?P<quote>shoal:   )"
-)
-_QUOTED = r"shoal: the end of .*rank-(\d+)\S*:$"
-#: What C++ logs before its words; a progress bar may stand before it on the same line.
-_CPP_LOG = r"^.*?\[[EFWI][\d:. ]*\w+\.cpp:\d+\]\s*"
 _ROOT_RANK = r"^  rank +: (\d+) \(local_rank"
 _ROOT = r"^Root Cause \(first observed failure\)"
-_CHAINED = r"During handling of the above exception|The above exception was the direct cause"
-_MAX_MESSAGE_LINES = 20
 
 
 @functools.lru_cache(maxsize=1)
 def _matchers() -> Dict[str, Pattern[str]]:
     return {kind: re.compile(pattern) for kind, pattern in _PATTERNS.items()}
-
-
-class _Line(NamedTuple):
-    """A line without its prefix; `stream` tells apart who wrote it."""
-
-    at: int
-    stream: str
-    text: str
-
-
-class _LoggedException(NamedTuple):
-    """An exception: its first line, the rest of its message, whether it was raised while handling the one before, and
-    whether it did not end the program."""
-
-    line: _Line
-    message: Tuple[str, ...]
-    is_chained: bool
-    is_aside: bool
 
 
 def find_cause(lines: Sequence[str], exit_code: Optional[int] = None) -> Optional[Cause]:
@@ -208,15 +174,17 @@ def find_cause(lines: Sequence[str], exit_code: Optional[int] = None) -> Optiona
     exit code 1; a program that says something after one and ends with another code has chosen to. `exit_code` 78 is the
     launcher's own: then its last sentence is the cause.
     """
-    parsed = _parse(lines)
+    parsed = parse_lines(lines)
     if exit_code == 78:
-        said = [line for line in parsed if line.text.startswith("shoal: ") and not re.match(_QUOTED, line.text)]
-        if said:
-            return Cause("launch", clean_log_line(said[-1].text[7:]), said[-1].at)
-    raised, used = _tracebacks(parsed)
+        own_lines = [
+            line for line in parsed if line.text.startswith("shoal: ") and not re.match(QUOTED_RANK, line.text)
+        ]
+        if own_lines:
+            return Cause("launch", clean_log_line(own_lines[-1].text[7:]), own_lines[-1].at)
+    raised, used = find_exceptions(parsed)
     loose = [line for line in parsed if line.at not in used]
     by_slurm = _find_outside_tracebacks(
-        [line for line in loose if re.match(_SLURM_LINE, line.text)], _SLURM_KINDS, exit_code
+        [line for line in loose if re.match(SLURM_LINE, line.text)], _SLURM_KINDS, exit_code
     )
     if by_slurm is not None:
         return by_slurm
@@ -237,7 +205,7 @@ def _is_chosen(exit_code: Optional[int]) -> bool:
     return exit_code not in (None, 1, 2, 126, 127) and not 128 < (exit_code or 0) < 128 + signal.NSIG
 
 
-def _continued_after(after: Iterable[_Line], max_text: int, max_progress: int) -> bool:
+def _continued_after(after: Iterable[LogLine], max_text: int, max_progress: int) -> bool:
     """Whether more than so many lines of text, or of progress, follow."""
     from .progress_lines import parse_progress  # here: an agent whose program does not fail needs no part of it
 
@@ -245,7 +213,7 @@ def _continued_after(after: Iterable[_Line], max_text: int, max_progress: int) -
     for line in after:
         if parse_progress(line.text) is not None:
             steps += 1
-        elif not re.match(_NOISE_LINE, line.text) and not re.match(_SLURM_LINE, line.text):
+        elif not re.match(_NOISE_LINE, line.text) and not re.match(SLURM_LINE, line.text):
             text += 1
         if text > max_text or steps > max_progress:
             return True
@@ -253,8 +221,8 @@ def _continued_after(after: Iterable[_Line], max_text: int, max_progress: int) -
 
 
 def _without_handled(
-    raised: Sequence[_LoggedException], parsed: Sequence[_Line], used: Set[int], exit_code: Optional[int]
-) -> List[_LoggedException]:
+    raised: Sequence[LoggedException], parsed: Sequence[LogLine], used: Set[int], exit_code: Optional[int]
+) -> List[LoggedException]:
     """Without those after which their program went on. Where a launcher tells who failed, others may print on."""
     if any(_is_wrapper(one) for one in raised) or any(re.match(_LAUNCHER_LINE, line.text) for line in parsed):
         return list(raised)
@@ -269,7 +237,7 @@ def _without_handled(
         ]
         # Further lines of its message cannot be told from what is printed next, unless it is known what they say.
         is_known = _cause_of(one, raised).kind != "python"
-        max_text = (_MAX_MESSAGE_LINES if is_known else 0) if _is_chosen(exit_code) else len(after)
+        max_text = (MAX_MESSAGE_LINES if is_known else 0) if _is_chosen(exit_code) else len(after)
         if _continued_after(after, max_text, _MAX_AFTER_GRAVE[1] if max_text else 0):
             handled.add(one.line.stream)
     return [one for one in raised if one.line.stream not in handled]
@@ -280,8 +248,10 @@ def is_consequence(cause: Cause) -> bool:
     return cause.kind in ("nccl", "nccl_timeout") or bool(re.search(_CONSEQUENCE, cause.line))
 
 
-def describe_exit_code(code: int) -> str:
+def describe_exit_code(code: Optional[int]) -> str:
     """An exit code with what it means, where that is known: "exit code 137 (SIGKILL)"."""
+    if code is None:
+        return "exit code not known"
     meaning = _EXIT_CODE_TEXTS.get(code)
     if meaning is None and 128 < code < 128 + signal.NSIG:
         try:
@@ -291,122 +261,7 @@ def describe_exit_code(code: int) -> str:
     return "exit code %d%s" % (code, " (%s)" % meaning if meaning else "")
 
 
-def last_line(lines: Sequence[str]) -> str:
-    """The last line with something on it, fit to be quoted; empty if there is none."""
-    return next((text for text in (clean_log_line(line) for line in reversed(lines)) if text), "")
-
-
-def clean_log_line(line: str) -> str:
-    """A log line fit to be quoted: escapes and control characters gone, cut to a length."""
-    printable = "".join(letter if letter.isprintable() else " " for letter in strip_escapes(line))
-    text = " ".join(printable.split())
-    return text if len(text) <= _MAX_QUOTED else text[: _MAX_QUOTED - 1] + "…"
-
-
-_ESCAPES = (
-    "\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\|$)"
-    "|[PX^_][^\x1b]*(?:\x1b\\\\|$)|[@-Z\\\\-_0-9=>()#%*+]?)"
-    "|[\x80-\x9f]"
-)
-
-
-def strip_escapes(text: str) -> str:
-    """Without terminal sequences: colours, cursor movements, titles, hyperlinks."""
-    return re.sub(_ESCAPES, "", text)
-
-
-def error_signature(line: str) -> str:
-    """The same for the same error on other hosts, ranks, sizes and addresses: numbers and paths become #."""
-    text = re.sub(r"0x[0-9a-fA-F]+", "#", clean_log_line(line))
-    text = re.sub(r"(/[\w.+-]+){2,}", "#", text)
-    return re.sub(r"\d+(\.\d+)?", "#", text)
-
-
-def _parse(lines: Sequence[str]) -> List[_Line]:
-    found, quoted = [], ""
-    for at, line in enumerate(lines):
-        text, stream = strip_escapes(line[:_MAX_LINE].rstrip()), ""
-        start = re.match(_QUOTED, text)
-        if start:
-            quoted = start.group(1)
-        while True:
-            match = re.match(_PREFIX, text)
-            if match is None:
-                break
-            text = text[match.end() :]
-            own = match.group("rank") or match.group("task") or match.group("actor")
-            stream = own or (quoted if match.group("quote") else stream)
-        found.append(_Line(at, stream, text))
-    return found
-
-
-def _tracebacks(parsed: Sequence[_Line]) -> Tuple[List[_LoggedException], Set[int]]:
-    """Every exception in the order of its lines, and the places of lines that belong to tracebacks."""
-    raised: List[_LoggedException] = []
-    used: Set[int] = set()
-    for stream in dict.fromkeys(line.stream for line in parsed):
-        raised += _stream_exceptions([line for line in parsed if line.stream == stream], used)
-    return sorted(raised, key=lambda one: one.line.at), used
-
-
-def _stream_exceptions(lines: Sequence[_Line], used: Set[int]) -> List[_LoggedException]:
-    raised: List[_LoggedException] = []
-    indent: Optional[int] = None  # of the traceback that we are in
-    chained = aside = False
-    for place, line in enumerate(lines):
-        text = re.sub(r"^\s*(\||\+(?= Exception Group)) ?", "", line.text)
-        depth = len(text) - len(text.lstrip())
-        if re.match(_HEADER, text.lstrip()):
-            before = [one.text for one in lines[max(0, place - 3) : place] if one.text.strip()]
-            aside = bool(before) and bool(re.search(_SIDE_TRACEBACK, before[-1]))
-            indent = depth
-            used.add(line.at)
-        elif _is_body(text, depth, indent, above=place > 0 and lines[place - 1].at in used):
-            used.add(line.at)
-        elif re.search(_CHAINED, text):
-            chained = True
-        elif re.match(_RAISED if indent is not None else _EXCEPTION, text.strip()) and (
-            indent is not None or not depth
-        ):
-            message = _message(lines, place)
-            used.update(one.at for one in lines[place : place + 1 + len(message)])
-            raised.append(_LoggedException(line._replace(text=text.strip()), message, chained, aside))
-            indent, chained = None, False
-        elif indent is not None:
-            indent = None
-    return raised
-
-
-def _is_body(text: str, depth: int, indent: Optional[int], above: bool) -> bool:
-    """Whether a line is a frame or source of a traceback, also of one whose beginning was cut off; `above`: the line
-    above it is."""
-    if re.match(_RICH_BOX, text):
-        return True
-    if indent is not None:
-        return depth > indent or not text.strip()
-    return bool(re.match(_FRAME, text)) or (above and depth > 0)
-
-
-def _message(lines: Sequence[_Line], place: int) -> Tuple[str, ...]:
-    """The further lines of an exception's message: until an empty one, or whatever begins something else."""
-    found: List[str] = []
-    for line in lines[place + 1 : place + 1 + _MAX_MESSAGE_LINES]:
-        text = line.text.strip()
-        if (
-            not text
-            or re.search(_HEADER, text)
-            or re.match(_EXCEPTION, text)
-            or re.match(_CPP_LOG, text)
-            or "---" in text
-        ):
-            break
-        if re.match(_SLURM_LINE, text) or text.startswith("shoal: "):
-            break
-        found.append(text)
-    return tuple(found)
-
-
-def _last_of_each(raised: Sequence[_LoggedException], wrappers: bool) -> List[_LoggedException]:
+def _last_of_each(raised: Sequence[LoggedException], wrappers: bool) -> List[LoggedException]:
     """The exception that ended each stream. Of an exception group that is the first of its exceptions."""
     found = []
     for stream in dict.fromkeys(one.line.stream for one in raised):
@@ -423,12 +278,12 @@ def _last_of_each(raised: Sequence[_LoggedException], wrappers: bool) -> List[_L
     return found
 
 
-def _is_wrapper(one: _LoggedException) -> bool:
+def _is_wrapper(one: LoggedException) -> bool:
     name = one.line.text.partition(":")[0].rpartition(".")[2]
     return bool(re.search(_WRAPPERS, name)) or bool(re.search(_GROUP, one.line.text))
 
 
-def _cause_of(one: _LoggedException, raised: Sequence[_LoggedException]) -> Cause:
+def _cause_of(one: LoggedException, raised: Sequence[LoggedException]) -> Cause:
     """An exception with its kind; one that was raised because of a full disk and the like gives way to that."""
     mine = [other for other in raised if other.line.stream == one.line.stream]
     place = mine.index(one)
@@ -442,7 +297,7 @@ def _cause_of(one: _LoggedException, raised: Sequence[_LoggedException]) -> Caus
     return _as_cause(one, kind)
 
 
-def _kind(one: _LoggedException) -> str:
+def _kind(one: LoggedException) -> str:
     texts = (one.line.text, *one.message)
     for kind, pattern in _matchers().items():
         if kind not in _NO_TRACEBACK_KINDS and any(pattern.search(text) for text in texts):
@@ -450,7 +305,7 @@ def _kind(one: _LoggedException) -> str:
     return "python"
 
 
-def _as_cause(one: _LoggedException, kind: str) -> Cause:
+def _as_cause(one: LoggedException, kind: str) -> Cause:
     """The exception's line; or that of its message which tells the kind, or follows a bare "RuntimeError:"."""
     text, pattern = one.line.text, _matchers().get(kind)
     more = [line for line in one.message if any(letter.isalnum() for letter in line)]
@@ -462,13 +317,13 @@ def _as_cause(one: _LoggedException, kind: str) -> Cause:
 
 
 def _find_outside_tracebacks(
-    lines: Sequence[_Line], kinds: Tuple[str, ...], exit_code: Optional[int]
+    lines: Sequence[LogLine], kinds: Tuple[str, ...], exit_code: Optional[int]
 ) -> Optional[Cause]:
     for kind in kinds:
         pattern = _matchers()[kind]
         for place in range(len(lines) - 1, -1, -1):
             line = lines[place]
-            text = re.sub(_CPP_LOG, "", line.text).strip()
+            text = re.sub(CPP_PREFIX, "", line.text).strip()
             if pattern.search(text):
                 if kind not in _FATAL_KINDS and re.search(_WARNING_LINE, line.text):
                     continue
@@ -491,7 +346,7 @@ def _choose(causes: Sequence[Cause], root: Optional[int]) -> Optional[Cause]:
     return min(named or own, key=lambda one: one.at, default=None)
 
 
-def _root_rank(parsed: Sequence[_Line]) -> Optional[int]:
+def _root_rank(parsed: Sequence[LogLine]) -> Optional[int]:
     at = next((place for place, line in enumerate(parsed) if re.match(_ROOT, line.text)), None)
     ranks = (re.match(_ROOT_RANK, line.text) for line in parsed[at : at + 8]) if at is not None else iter(())
     return next((int(match.group(1)) for match in ranks if match), None)

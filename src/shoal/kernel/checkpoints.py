@@ -98,15 +98,15 @@ def is_complete(path: str) -> bool:
         return False
 
 
-def copy_checkpoint_file(source: str, goal: str) -> bool:
+def copy_checkpoint_file(source: str, dest: str) -> bool:
     """Copy a checkpoint, with its time; whether all of it was copied, and nothing wrote to it meanwhile.
 
     A disk that is full, or out of quota, is an OSError.
     """
-    part = goal + ".part"
+    part = dest + ".part"
     try:
         before = _stamp(source)
-        os.makedirs(os.path.dirname(goal), exist_ok=True)
+        os.makedirs(os.path.dirname(dest), exist_ok=True)
         shutil.rmtree(part, ignore_errors=True)
         if os.path.isdir(source):
             shutil.copytree(source, part)
@@ -114,7 +114,7 @@ def copy_checkpoint_file(source: str, goal: str) -> bool:
             shutil.copy2(source, part)
         if _stamp(source) != before:
             return False
-        os.rename(part, goal)
+        os.rename(part, dest)
         return True
     except (OSError, shutil.Error) as error:
         if getattr(error, "errno", None) in files.DISK_ERRNOS:
@@ -182,8 +182,8 @@ def _is_complete_file(path: str) -> bool:
 
 
 def _is_complete_dir(folder: str) -> bool:
-    beside = os.path.dirname(folder.rstrip("/"))
-    if any(_names_older_checkpoint(os.path.join(beside, name), folder) for name in _LATEST_FILES):
+    parent = os.path.dirname(folder.rstrip("/"))
+    if any(_names_older_checkpoint(os.path.join(parent, name), folder) for name in _LATEST_FILES):
         return False
     names: List[str] = []
     for top, _, inside in os.walk(folder):

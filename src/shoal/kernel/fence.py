@@ -1,7 +1,7 @@
 """May this job work on its run? Decided from files alone, before any user code runs.
 
 A job may arrive twice (a controller that crashed replays it), late (a frozen controller accepts it minutes after the
-submission was given up), although its run is completed, or while an earlier job of the same run lives on a node that
+submission was given up), although its run completed, or while an earlier job of the same run lives on a node that
 Slurm has lost contact with. Correctness does not depend on Slurm's answer: the job that Slurm started last asks the
 older one to hand over, and waits until that has ended, or has been silent for longer than its guard lets it run.
 
@@ -36,6 +36,7 @@ class Claim(NamedTuple):
     log_dir: str
     resume: bool
     changes: Mapping[str, Any] = {}
+    t: Optional[float] = None
 
 
 def read_claim(run_dir: str, generation: int) -> Optional[Claim]:
@@ -51,6 +52,7 @@ def read_claim(run_dir: str, generation: int) -> Optional[Claim]:
         record["log_dir"],
         bool(record.get("resume")),
         record.get("changes") or {},
+        record.get("t"),
     )
 
 
@@ -93,7 +95,7 @@ def check_admission(claim: Claim, names: layout.RunNames, me: Allocation) -> Non
         raise FencedError("the run was cancelled")
     done = lease.successful_attempt(claim.run_dir, names, claim.revision)
     if done is not None:
-        raise FencedError("the run is done already (attempt %d)" % done)
+        raise FencedError("the run completed already (attempt %d)" % done)
     last = lease.read_attempt(claim.run_dir, names, names.attempt) if names.state(names.attempt) == "end" else None
     if last is None or last.end is None or last.start.generation != claim.generation:
         return
@@ -198,7 +200,7 @@ def why_unwanted(claim: Claim, attempt: int) -> Optional[str]:
 
 
 class RunInUse(Exception):
-    """The run is queued, running or done: a second job for it would be one too many."""
+    """The run is active or completed: a second job for it would be one too many."""
 
 
 def token_of_this_job(home: str, name: str, token: str, environ: Mapping[str, str]) -> Optional[str]:
@@ -217,6 +219,13 @@ def token_of_this_job(home: str, name: str, token: str, environ: Mapping[str, st
     if record is None or outcome is None or not record.by_hand:
         return None
     return last.token if outcome.job_id in (job_id, environ.get("SLURM_ARRAY_JOB_ID") or job_id) else None
+
+
+def is_job_of(submission: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+    """Whether Slurm runs this as a job of the submission, sent by shoal or by a person with plain sbatch."""
+    name = environ.get("SLURM_JOB_NAME", "")
+    sent_by_shoal = name.startswith(str(submission.get("job_name", ""))) and bool(name)
+    return bool(environ.get("SLURM_JOB_ID")) and (sent_by_shoal or is_batch_job(submission, environ))
 
 
 def is_batch_job(submission: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
@@ -265,7 +274,7 @@ def _current_use(home: str, last: Claim, names: layout.RunNames) -> Optional[str
     """What the last generation is still doing, in words, or None if it has ended."""
     done = lease.successful_attempt(last.run_dir, names, last.revision)
     if done is not None:
-        return "is done already (attempt %d)" % done
+        return "completed already (attempt %d)" % done
     attempt = lease.read_attempt(last.run_dir, names, names.attempt) if names.attempt else None
     if attempt is not None and attempt.state == "live" and not lease.is_holder_dead(attempt.start):
         return "is running (attempt %d)" % names.attempt
@@ -275,7 +284,7 @@ def _current_use(home: str, last: Claim, names: layout.RunNames) -> Optional[str
     if names.has_submit(last.generation, layout.verdict_kind(names.attempt)):
         return None  # Slurm has said how the job ended, whether or not the run began.
     if attempt is None or attempt.start.generation != last.generation:
-        return "is queued as job %s" % ((outcome and outcome.job_id) or "of an unfinished submission")
+        return "is submitted as job %s" % ((outcome and outcome.job_id) or "of an unfinished submission")
     return None
 
 

@@ -52,6 +52,25 @@ def create_exclusive(
         os.close(folder_fd)
 
 
+def create_in_run_dir(path: str, data: bytes) -> bool:
+    """`create_exclusive` in the directory of a run that may have ended, announced before, because this process may be
+    killed, and after, because it may be stopped in between."""
+    run_dir = os.path.dirname(path)
+    announce_change(run_dir)
+    created = create_exclusive(path, data)
+    announce_change(run_dir)
+    return created
+
+
+def announce_change(run_dir: str) -> None:
+    """Let looks see that an ended run changes: they keep ended runs as long as the directory of the experiment has the
+    same time of change (observe/settled_runs.py)."""
+    try:
+        os.utime(os.path.dirname(run_dir))
+    except OSError:
+        pass  # where only the run's own directory may be written; looks check a part of these each time
+
+
 def _link_unnamed(
     folder_fd: int, device: int, path: str, data: bytes, mode: Optional[int], sync: bool
 ) -> Optional[bool]:
@@ -259,7 +278,7 @@ def read_bytes(path: str) -> Optional[bytes]:
 def from_json(data: bytes, path: str) -> Dict[str, Any]:
     try:
         record = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("%s is damaged: not a JSON record" % path)
     if not isinstance(record, dict):
         raise ValueError("%s is damaged: not a JSON object" % path)

@@ -88,8 +88,11 @@ class GuardLink:
             self.is_broken = True
 
 
-def run_guarded(work: Callable[[GuardLink], int]) -> NoReturn:
-    """Do `work` in a child of ours, guarded; this process ends with its exit code when nothing of it is left."""
+def run_guarded(work: Callable[[GuardLink], int], at_end: Callable[[], None] = lambda: None) -> NoReturn:
+    """Do `work` in a child of ours, guarded; this process ends with its exit code when nothing of it is left.
+
+    `at_end` is called last, in this process, also if the child was killed.
+    """
     for number in FORWARDED_SIGNALS:
         signal.signal(number, _ignore)
     to_agent, to_guard = os.pipe(), os.pipe()
@@ -107,7 +110,9 @@ def run_guarded(work: Callable[[GuardLink], int]) -> NoReturn:
     os.close(to_agent[0])
     os.close(to_guard[1])
     # Nothing is open that would need Python's own way out, which takes longer than all the rest of an end.
-    os._exit(_Guard(pid, to_guard[0], to_agent[1]).watch())
+    code = _Guard(pid, to_guard[0], to_agent[1]).watch()
+    at_end()
+    os._exit(code)
 
 
 def _run_agent(work: Callable[[GuardLink], int], link: GuardLink) -> int:

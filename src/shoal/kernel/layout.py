@@ -9,6 +9,7 @@
   notices/<experiment>.<event>.<n>  it is told by the first writer, who adds .told afterwards; .again<k>: told again,
                                     because .told did not come
   cache/squeue-<uid>.json           the last answer of Slurm, shared by all who watch
+  cache/views-<uid>/, summaries-<uid>/  what looks know of ended runs, one file per experiment (observe/cache_file.py)
   submissions/<token>/
     submission.json                 intent, before anything is sent: who, when, which runs, which code and packages
     script.sh                       the batch script, for people and for Slurm
@@ -19,17 +20,28 @@
     pack.json                       the queue of a pack, and how it is worked through
     claimed                         every run of a pack on this machine is claimed that will be
     engine.<host-pid>.json|lease|end    an engine of a pack: what it has, that it lives, how it ended
+    allocation.<job>.<r>.<pid>      what Slurm granted the job when it started it for the r-th time, its begin and its
+                                    end (allocations.py)
+    account.<job>.<t>               what Slurm said of the job that it started at t after it had ended
     slurm-*.out                     what Slurm and the set-up lines printed
-  orders/<id>.json|done             an order that must not be carried out twice, and that all of it was carried out
+    job.json                        of an adopted job: what Slurm said about it when it was adopted
+    attempt-<k>.out|err             of an adopted job: links to what it prints; .err where errors have their own file
+  commands/<id>.json|done           a command that must not be carried out twice, and that it was
   owed/<token>                      an end of this submission could not be followed by what it owes (submission.py)
   queue/<cluster>/                  the budget, and the submissions that wait for room under it (job/admission.py)
   environments/<uid>/<hash>.json    an environment without secrets, as it was when something was submitted; for that
                                     person's eyes only
   snapshots/<tree>/                 the code as it was when something was submitted; .json and .diff beside it. In a
-                                    shared project snapshots/<uid>/<tree>/
+                                    shared project snapshots/<uid>/<tree>/. One that came over ssh has its list of
+                                    files beside it, .files
+  requests/<id>/                    an order that came over ssh, and its answer (remote/stub.py)
+  scripts/<hash>/<name>             a batch script as it was when it was submitted. In a shared project
+                                    scripts/<uid>/<hash>/<name>
+  objects/<uid>/<ab>/<hash>.json|pkl   calls of Python functions, and their arguments; for that person's eyes only
   packages/<hash>.json              the packages of a Python that attempts or submissions used
   sweeps/<experiment>/<base>.<n>.json   what the names of a sweep's runs rest on
-  search/<experiment>/<kind>.<engine>.jsonl   what runs had at the rungs of a search, as one engine saw it
+  early_stopping/<experiment>/<kind>.<engine>.jsonl   what runs had at the rungs of early stopping, as one engine saw it
+  search/<experiment>/<trial>.json  the parameters of a trial of a search, bound once (trials.py)
   runs/<experiment>/<stem>/
     spec.<r>.json                   what the run is; r counts the times it was started over
     submit.<n>.claim                generation n belongs to the submission it names (written before sending, or by a
@@ -92,14 +104,29 @@ def run_dir(home: str, name: str) -> str:
     return os.path.join(home, "runs", *name.split("/"))
 
 
-def search_dir(home: str, name: str) -> str:
-    """Where the search that a run takes part in notes what runs had at its rungs."""
-    return os.path.join(home, "search", name.split("/")[0])
+def early_stopping_dir(home: str, name: str) -> str:
+    """Where early stopping notes what runs of an experiment had at its rungs."""
+    return os.path.join(home, "early_stopping", name.split("/")[0])
+
+
+def trial_file(home: str, experiment: str, trial: str) -> str:
+    """The parameters of a trial, such as 000_train_t007."""
+    return os.path.join(home, "search", experiment, "%s.json" % trial)
 
 
 def snapshots_dir(home: str, shared: bool) -> str:
     """Where this user's snapshots of code stand; in a shared project nobody executes those of others."""
     return os.path.join(home, "snapshots", *([str(os.getuid())] if shared else []))
+
+
+def kept_script(home: str, digest: str, name: str, shared: bool) -> str:
+    """The copy of a batch script; in a shared project everybody executes their own."""
+    return os.path.join(home, "scripts", *([str(os.getuid())] if shared else []), digest, name)
+
+
+def objects_dir(home: str) -> str:
+    """Where this user's calls of functions and their arguments are, by content."""
+    return os.path.join(home, "objects", str(os.getuid()))
 
 
 def is_own_snapshot(path: str) -> bool:
@@ -151,13 +178,13 @@ class OwnFiles:
 
     def __init__(self, output_dir: str) -> None:
         self._work = os.path.join(work_dir(output_dir), "")
-        self._real_work = os.path.join(os.path.realpath(self._work), "")
-        self._cwd = os.path.realpath(os.path.join(self._work, CWD_NAME))
         try:
             self._code: Optional[str] = os.readlink(os.path.join(self._work, CODE_NAME))
         except OSError:
-            self._code = None
+            self._code = None  # as of most runs that have ended: everything there is theirs
             return
+        self._real_work = os.path.join(os.path.realpath(self._work), "")
+        self._cwd = os.path.realpath(os.path.join(self._work, CWD_NAME))
         try:
             self._top = os.path.join(snapshot_of(self._code), "")
         except ValueError:
@@ -237,6 +264,17 @@ def verdict_kind(attempt: int) -> str:
 def log_file(log_dir: str, attempt: int) -> str:
     """What an attempt printed: its output and its errors in one file, in the order in which they came."""
     return os.path.join(log_dir, "attempt-%d.out" % attempt)
+
+
+def error_log_file(log_dir: str, attempt: int) -> str:
+    """What an attempt of an adopted job printed to standard error, where that is a file of its own."""
+    return os.path.join(log_dir, "attempt-%d.err" % attempt)
+
+
+def log_files(log_dir: str, attempt: int) -> List[str]:
+    """All that an attempt printed: one file, or two of an adopted job that separates its errors."""
+    errors = error_log_file(log_dir, attempt)
+    return [log_file(log_dir, attempt), *([errors] if os.path.lexists(errors) else [])]
 
 
 def attempt_file(attempt: int, kind: str) -> str:

@@ -195,6 +195,8 @@ def create_lease(run_dir: str, number: int, start: Start, times: LeaseTiming, sy
     head = records.encode_record(start)
     live = os.path.join(run_dir, layout.lease_file(number, "live", 0))
     permanent = os.path.join(run_dir, layout.attempt_file(number, "start"))
+    if number > 1:  # of a run that looks may keep as ended: Slurm, or a person, can requeue a job long after its end
+        files.announce_change(run_dir)
     if not files.create_exclusive(live, head + b" " * _END_BYTES, sync_folder=False, sync=sync):
         return None
     try:
@@ -208,6 +210,8 @@ def create_lease(run_dir: str, number: int, start: Start, times: LeaseTiming, sy
         return None
     if sync:
         _sync_folder(run_dir)
+    if number > 1:
+        files.announce_change(run_dir)
     return Lease(run_dir, number, start, len(head), since, times.hold_s)
 
 
@@ -218,6 +222,33 @@ def close_lease(run_dir: str, number: int, renewals: int) -> bool:
         os.rename(live, os.path.join(run_dir, layout.lease_file(number, "lost", renewals)))
     except FileNotFoundError:
         return False
+    _sync_folder(run_dir)
+    return True
+
+
+def end_unheld_attempt(run_dir: str, names: layout.RunNames, number: int, record: End) -> bool:
+    """Write the end of an attempt that nobody holds, because its job is an adopted one; False if another process was
+    faster.
+
+    The first rename lets one process in; one that dies before the last is followed by the next that looks. So two may
+    write at once, the same and in one piece: the room behind the record stays, because cutting it off could cut the
+    other's record.
+    """
+    renewals = names.renewals.get((number, "live"))
+    path = os.path.join(run_dir, layout.attempt_file(number, "start"))
+    data = files.read_bytes(path)
+    if renewals is None or data is None:
+        return False
+    taken = os.path.join(run_dir, layout.lease_file(number, "live", renewals + 1))
+    try:
+        os.rename(os.path.join(run_dir, layout.lease_file(number, "live", renewals)), taken)
+    except FileNotFoundError:
+        return False
+    _write_end_record(path, data.index(b"\n") + 1, records.encode_record(record), sync=True, trim=False)
+    try:
+        os.rename(taken, os.path.join(run_dir, layout.attempt_file(number, "end")))
+    except FileNotFoundError:
+        return False  # whoever came after us has taken it over
     _sync_folder(run_dir)
     return True
 
@@ -279,28 +310,12 @@ def _parse_end(rest: bytes) -> Optional[Dict[str, Any]]:
 
 def infer_lost_end(start: Start, renewals: int, last_words: Optional[Mapping[str, Any]]) -> End:
     """The end of an attempt that somebody else closed, as far as it can be told: it lived until its last renewal."""
-    lived_s = renewals * start.beat_s
-    return End(
-        attempt=start.attempt,
-        generation=start.generation,
-        revision=start.revision,
-        token=start.token,
-        output_dir=start.output_dir,
-        log_dir=start.log_dir,
-        host=start.host,
-        nodes=start.place,
-        job_id=start.job_id,
-        job_label=start.job_label,
-        held=start.held,
+    return End.after(start, start.t + renewals * start.beat_s)._replace(
         exit_code=_EXIT_KILLED,
         signal="SIGKILL",
-        success=False,
         stopped_by="lost",
         cause="lost",
         problem=(last_words or {}).get("problem"),
-        began=start.t,
-        ended=start.t + lived_s,
-        duration_s=lived_s,
     )
 
 
@@ -329,7 +344,7 @@ def kill_leftovers_of(start: Optional[Start]) -> None:
 
 
 def successful_attempt(run_dir: str, names: layout.RunNames, revision: int) -> Optional[int]:
-    """The attempt of this revision that ended well, if there is one."""
+    """The attempt of this revision that completed, if there is one."""
     for number in reversed(names.attempts.get("end", [])):
         found = read_parts(os.path.join(run_dir, layout.attempt_file(number, "start")))
         end = found[1] if found else None
@@ -344,8 +359,9 @@ def read_ends(run_dir: str, names: layout.RunNames) -> List[End]:
     return [one.end for one in found if one is not None and one.end is not None]
 
 
-def _write_end_record(path: str, room_at: int, data: bytes, sync: bool) -> None:
-    """Overwrite the room behind the start record, all of it; with `sync`, what was not needed is then given back."""
+def _write_end_record(path: str, room_at: int, data: bytes, sync: bool, trim: bool = True) -> None:
+    """Overwrite the room behind the start record, all of it; with `sync` and `trim`, what was not needed is then given
+    back."""
     fd = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
         rest, at = memoryview(data.ljust(_END_BYTES)), room_at
@@ -354,6 +370,7 @@ def _write_end_record(path: str, room_at: int, data: bytes, sync: bool) -> None:
             rest, at = rest[done:], at + done
         if sync:
             os.fsync(fd)
+        if sync and trim:
             # After it, not before: ext4 makes a file that is being committed wait here (20 ms each in a pack). If a
             # power cut undoes this, spaces stay behind the record, and say nothing.
             os.ftruncate(fd, room_at + len(data))

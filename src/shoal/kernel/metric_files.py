@@ -24,6 +24,8 @@ _COUNTER_KEYS = frozenset((*STEP_KEYS, *TOTAL_KEYS, *TIME_KEYS, "epoch"))
 _MAX_DEPTH = 4
 #: A log's line that is longer is no record of metrics.
 _MAX_LINE = 1 << 14
+#: So many lines of metrics.jsonl are parsed at once.
+_BLOCK_LINES = 500
 
 
 class MetricRow(NamedTuple):
@@ -33,18 +35,44 @@ class MetricRow(NamedTuple):
     step: Optional[float] = None
     total: Optional[float] = None
     epoch: Optional[float] = None
+    #: When it was written, in seconds since 1970, where the record says so.
+    t: Optional[float] = None
 
 
 def metric_row(record: Any) -> MetricRow:
     """A record's numbers; what counts the work and what tells the time are not among the metrics."""
-    numbers = flatten_numbers(record)
+    values = flatten_numbers(record)
+    counters = {name: values.pop(name) for name in _COUNTER_KEYS & values.keys()}
+    for name in [name for name in values if name[:1] == "_"]:
+        del values[name]
+    if not counters:
+        return MetricRow(values)
+    total = _first_finite(counters, TOTAL_KEYS)
+    return MetricRow(
+        values,
+        _first_finite(counters, STEP_KEYS),
+        total if total and total > 0 else None,
+        _first_finite(counters, ("epoch",)),
+        _moment(counters),
+    )
 
-    def first(names: Tuple[str, ...]) -> Optional[float]:
-        return next((numbers[name] for name in names if math.isfinite(numbers.get(name, math.nan))), None)
 
-    values = {name: value for name, value in numbers.items() if name not in _COUNTER_KEYS and not name.startswith("_")}
-    total = first(TOTAL_KEYS)
-    return MetricRow(values, first(STEP_KEYS), total if total and total > 0 else None, first(("epoch",)))
+def _moment(numbers: Dict[str, float]) -> Optional[float]:
+    """Seconds since 1970; milliseconds count too. A small number may be anything, such as the seconds of one step."""
+    for name in TIME_KEYS:
+        value = numbers.get(name, 0.0)
+        if 1e9 < value < 1e10:
+            return value
+        if 1e12 < value < 1e13:
+            return value / 1000
+    return None
+
+
+def _first_finite(numbers: Dict[str, float], names: Tuple[str, ...]) -> Optional[float]:
+    for name in names:
+        if name in numbers and math.isfinite(numbers[name]):
+            return numbers[name]
+    return None
 
 
 def flatten_numbers(value: Any, prefix: str = "", depth: int = 0) -> Dict[str, float]:
@@ -53,7 +81,11 @@ def flatten_numbers(value: Any, prefix: str = "", depth: int = 0) -> Dict[str, f
     if isinstance(value, dict) and depth < _MAX_DEPTH:
         found: Dict[str, float] = {}
         for name, inner in value.items():
-            found.update(flatten_numbers(inner, "%s.%s" % (prefix, name) if prefix else str(name), depth + 1))
+            key = "%s.%s" % (prefix, name) if prefix else str(name)
+            if type(inner) is float or (type(inner) is int and abs(inner) < 1 << 53):  # of a million lines, nearly all
+                found[key] = float(inner)
+            else:
+                found.update(flatten_numbers(inner, key, depth + 1))
         return found
     if not prefix or not (value is None or isinstance(value, (int, float, str))):
         return {}
@@ -96,15 +128,29 @@ def jsonl_rows(data: bytes) -> Iterator[MetricRow]:
 def jsonl_records(data: bytes) -> Iterator[Dict[str, Any]]:
     """Records of metrics.jsonl, a printed dict included; the line that is being written and other text are passed
     over."""
-    for line in data.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = parse_object(line.decode("utf-8", "replace"))
-        if isinstance(record, dict):
-            yield record
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    for at in range(0, len(lines), _BLOCK_LINES):
+        for record in _parse_lines(lines[at : at + _BLOCK_LINES]):
+            if isinstance(record, dict):
+                yield record
+
+
+def _parse_lines(lines: List[bytes]) -> List[Any]:
+    """All at once, which takes half the time, where every line is JSON of its own."""
+    try:
+        records = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(records) == len(lines):
+            return list(records)
+    except (ValueError, RecursionError):
+        pass
+    return [_parse_line(line) for line in lines]
+
+
+def _parse_line(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return parse_object(line.decode("utf-8", "replace"))
 
 
 def csv_rows(data: bytes, is_row_per_epoch: bool = False) -> Iterator[MetricRow]:
@@ -135,7 +181,7 @@ def trainer_state_rows(data: bytes) -> Iterator[MetricRow]:
 def parse_json(data: bytes) -> Dict[str, Any]:
     try:
         record = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -259,12 +305,6 @@ _WANDB_STEP = re.compile(rb"\x05_step\x82\x01(.)(\d+)", re.DOTALL)
 ProtobufField = Tuple[int, Union[int, bytes]]
 
 
-def wandb_numbers(data: bytes) -> Iterator[Tuple[str, Any]]:
-    """(key, value) of every logged and summary item of a run-*.wandb file, in order."""
-    for _, row in wandb_rows(data):
-        yield from row.items()
-
-
 def wandb_rows(data: bytes) -> Iterator[Tuple[bool, Dict[str, Any]]]:
     """(whether it was logged and not a summary, key -> value) of every record with numbers, in order."""
     for record in _leveldb_records(data):
@@ -281,22 +321,19 @@ def wandb_last_step(data: bytes) -> Optional[int]:
     return int(found[-1][1][: ord(found[-1][0])]) if found else None
 
 
-def tensorboard_numbers(data: bytes) -> Iterator[Tuple[str, float]]:
-    """(tag, value) of every scalar in an event file, in order."""
-    return ((tag, value) for tag, _, value in tensorboard_points(data))
-
-
-def tensorboard_points(data: bytes) -> Iterator[Tuple[str, int, float]]:
-    """(tag, step, value) of every scalar in an event file, in order."""
+def tensorboard_points(data: bytes) -> Iterator[Tuple[str, int, float, Optional[float]]]:
+    """(tag, step, value, seconds since 1970) of every scalar in an event file, in order."""
     for event in _tensorboard_events(io.BytesIO(data), len(data)):
-        step = 0
+        step, moment = 0, None
         for number, value in protobuf_fields(event):
-            if number == 2 and isinstance(value, int):
+            if number == 1 and isinstance(value, bytes) and len(value) == 8:
+                moment = struct.unpack("<d", value)[0] or None
+            elif number == 2 and isinstance(value, int):
                 step = value
             elif number == 5 and isinstance(value, bytes):
                 for inner, one in protobuf_fields(value):
                     if inner == 1 and isinstance(one, bytes):
-                        yield from ((tag, step, scalar) for tag, scalar in _tensorboard_value(one))
+                        yield from ((tag, step, scalar, moment) for tag, scalar in _tensorboard_value(one))
 
 
 def tensorboard_last_step(path: str) -> Optional[int]:
@@ -392,7 +429,7 @@ def _wandb_item(item: bytes) -> Iterator[Tuple[str, Any]]:
                 text = value
     try:
         yield key or ".".join(nested), json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 _PR_SET_CHILD_SUBREAPER = 36
 _WALK_PAUSE_S = 0.005
@@ -46,6 +46,12 @@ def with_descendants(tops: Iterable[int]) -> Dict[int, str]:
             found[pid] = known[pid].state
             todo += children.get(pid, [])
     return found
+
+
+def top_processes(pids: Sequence[int]) -> List[int]:
+    """Those of these processes whose parent is not among them."""
+    known = _processes()
+    return [pid for pid in pids if pid in known and known[pid].parent not in pids]
 
 
 def stop_processes(look: Callable[[], Dict[int, str]], within_s: float) -> Set[int]:
@@ -135,8 +141,8 @@ def signal_on_parent_death(number: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
-def make_preexec(deaf: bool, with_parent: bool = True) -> Callable[[], None]:
-    """What a child does between fork and exec. A deaf one never sees the signals that it would mishandle.
+def make_preexec(block_signals: bool, with_parent: bool = True) -> Callable[[], None]:
+    """What a child does between fork and exec. With `block_signals` it never sees the signals that it would mishandle.
 
     torchrun dies of SIGUSR1, and after SIGTERM it counts a rank that saved and left with 0 as failed (measured with
     torch 2.13). It is left out: signals go to the ranks themselves, which lift the block before they become the
@@ -146,7 +152,7 @@ def make_preexec(deaf: bool, with_parent: bool = True) -> Callable[[], None]:
     def setup() -> None:
         if with_parent:
             die_with_parent()
-        signal.pthread_sigmask(signal.SIG_BLOCK if deaf else signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK if block_signals else signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
 
     return setup
 
@@ -154,8 +160,8 @@ def make_preexec(deaf: bool, with_parent: bool = True) -> Callable[[], None]:
 class SignalQueue:
     """Signals as they came, each once for repeats within a few seconds; handled by the main loop, one after the other.
 
-    Slurm signals a step's tasks, and the agent, told as well, signals the same step: one wish, heard twice. And what is
-    done about a signal (a call of scancel) must not be interrupted by doing something about the next.
+    Slurm signals a step's tasks, and the agent, signalled as well, signals the same step: one request, received twice.
+    And what is done about a signal (a call of scancel) must not be interrupted by doing something about the next.
     """
 
     def __init__(self, window_s: float = 5.0) -> None:
@@ -309,7 +315,7 @@ def process_start_time(pid: int) -> Optional[str]:
         return None
     # A laptop without /proc (macOS).
     try:
-        told = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], stdout=subprocess.PIPE, check=False)
+        done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], stdout=subprocess.PIPE, check=False)
     except OSError:
         return None
-    return told.stdout.decode().strip() or None
+    return done.stdout.decode().strip() or None

@@ -43,7 +43,7 @@ _MAX_ENTRIES = 2000
 _MAX_CURVES = 40
 _MAX_POINTS = 600
 _MAX_NAME = 60
-_METRICS_JSONL = "metrics.jsonl"
+METRICS_JSONL = "metrics.jsonl"
 
 
 class RunOutput(NamedTuple):
@@ -133,7 +133,7 @@ def _totals(output: RunOutput) -> PrintedTotals:
 
 def _progress_of_files(output: RunOutput, facts: PrintedTotals) -> Iterator[Progress]:
     files = metric_files.find_metric_files(output.folder, _MAX_ENTRIES)
-    own = _own_file(output.folder, _METRICS_JSONL)
+    own = own_file(output.folder, METRICS_JSONL)
     for source, paths, read_rows in (
         ("metrics.jsonl", [own], lambda path: metric_files.jsonl_rows(metric_files.read_end(path, _TAIL_BYTES))),
         ("trainer_state.json", files.trainer_states[-1:], _trainer_state),
@@ -189,9 +189,7 @@ def read_metrics(output: RunOutput) -> Dict[str, float]:
     for rows in _sources(output, _MAX_METRICS_BYTES, summaries=True):
         for row in rows:
             found.update(row.values)
-    found.update(
-        metric_files.flatten_numbers(metric_files.parse_json(_bytes(_own_file(output.folder, "metrics.json"))))
-    )
+    found.update(metric_files.flatten_numbers(metric_files.parse_json(_bytes(own_file(output.folder, "metrics.json")))))
     return found
 
 
@@ -211,20 +209,35 @@ def read_series(output: RunOutput) -> Dict[str, List[List[float]]]:
 
 
 def _downsample(points: List[List[float]]) -> List[List[float]]:
-    """Every k-th point, and always the last."""
-    step = -(-len(points) // _MAX_POINTS)
-    return points if step <= 1 else [*points[::step], points[-1]]
+    """The lowest and the highest point of each stretch, so that no spike is lost, and always the last point."""
+    if len(points) <= _MAX_POINTS:
+        return points
+    step = -(-2 * len(points) // _MAX_POINTS)
+    kept: List[List[float]] = []
+    for at in range(0, len(points), step):
+        places = range(at, min(at + step, len(points)))
+        low, high = min(places, key=lambda i: points[i][1]), max(places, key=lambda i: points[i][1])
+        kept += [points[i] for i in sorted({low, high})]
+    return kept if kept[-1] is points[-1] else [*kept, points[-1]]
 
 
 def _sources(output: RunOutput, max_bytes: int, summaries: bool) -> Iterator[Iterator[MetricRow]]:
     """Rows of each source, the least telling source first: what comes later wins. `summaries` hold final values, and
     are no points of a curve."""
+    yield from metric_sources(output, max_bytes, summaries)
+    yield metric_files.jsonl_rows(metric_files.read_end(own_file(output.folder, METRICS_JSONL), max_bytes))
+
+
+def metric_sources(
+    output: RunOutput, max_bytes: int, summaries: bool, log_bytes: int = _LOG_BYTES
+) -> Iterator[Iterator[MetricRow]]:
+    """All but metrics.jsonl, which comes after them."""
     files = metric_files.find_metric_files(output.folder)
-    yield _log_records(output)
+    yield _log_records(output, log_bytes)
     yield (
-        MetricRow({tag: value}, float(step))
+        MetricRow({tag: value}, float(step), t=t)
         for path in files.tensorboard
-        for tag, step, value in metric_files.tensorboard_points(metric_files.read_whole(path, max_bytes))
+        for tag, step, value, t in metric_files.tensorboard_points(metric_files.read_whole(path, max_bytes))
         if tag != "epoch"
     )
     yield (
@@ -240,8 +253,7 @@ def _sources(output: RunOutput, max_bytes: int, summaries: bool) -> Iterator[Ite
     yield (row for path in files.summaries for row in _summary(path))
     yield (row for path in files.trainer_states[-1:] for row in _trainer_state(path))
     yield (metric_files.metric_row(metric_files.parse_json(_bytes(path))) for path in files.results if summaries)
-    yield _printed_metrics(output)
-    yield metric_files.jsonl_rows(metric_files.read_end(_own_file(output.folder, _METRICS_JSONL), max_bytes))
+    yield _printed_metrics(output, log_bytes)
 
 
 class NewMetrics:
@@ -254,9 +266,10 @@ class NewMetrics:
         self._offset = 0
         self.is_anew = False
 
-    def read(self) -> List[Dict[str, Any]]:
-        """What is whole and new since the last call; a file that is not there, or was begun anew, is no mistake."""
-        path = self._path or _own_file(self._folder, _METRICS_JSONL)
+    def read(self, is_final: bool = False) -> List[Dict[str, Any]]:
+        """What is whole and new since the last call; a file that is not there, or was begun anew, is no mistake.
+        `is_final`: nobody writes any more, so a last line without its newline is whole."""
+        path = self._path or own_file(self._folder, METRICS_JSONL)
         try:
             with open(path, "rb") as file:
                 self.is_anew = os.fstat(file.fileno()).st_size < self._offset
@@ -267,21 +280,21 @@ class NewMetrics:
         except OSError:
             return []
         self._path = path
-        whole = data[: data.rfind(b"\n") + 1]
+        whole = data if is_final and len(data) < _LOG_BYTES else data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         return list(metric_files.jsonl_records(whole))
 
 
-def _own_file(folder: str, name: str) -> str:
+def own_file(folder: str, name: str) -> str:
     """A file of this name in the output directory, or else in the program's working directory."""
     paths = [os.path.join(place, name) for place in layout.written_dirs(folder)]
     return next((path for path in paths if os.path.exists(path) and path in layout.OwnFiles(folder)), paths[0])
 
 
-def _log_records(output: RunOutput) -> Iterator[MetricRow]:
+def _log_records(output: RunOutput, log_bytes: int) -> Iterator[MetricRow]:
     """Lines of logs that are records of metrics: an object that counts steps or epochs."""
     for log in output.logs:
-        for line in progress_lines.split_lines(metric_files.read_end(log, _LOG_BYTES)):
+        for line in progress_lines.split_lines(metric_files.read_end(log, log_bytes)):
             if line.lstrip().startswith("{"):
                 record = metric_files.parse_object(progress_lines.clean_line(line))
                 row = metric_files.metric_row(record) if record else None
@@ -289,13 +302,13 @@ def _log_records(output: RunOutput) -> Iterator[MetricRow]:
                     yield row
 
 
-def _printed_metrics(output: RunOutput) -> Iterator[MetricRow]:
+def _printed_metrics(output: RunOutput, log_bytes: int) -> Iterator[MetricRow]:
     """Values that the log prints behind names which the step declares, at the step that was printed last."""
     if not output.metrics:
         return
     for log in output.logs:
         step: Optional[float] = None
-        for line in progress_lines.split_lines(metric_files.read_end(log, _LOG_BYTES)):
+        for line in progress_lines.split_lines(metric_files.read_end(log, log_bytes)):
             count = progress_lines.parse_progress(line)
             if count is not None and count.step is not None:
                 step = max(step or 0.0, count.step)  # an epoch's last line counts epochs, those before it steps

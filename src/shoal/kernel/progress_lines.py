@@ -165,7 +165,8 @@ def newest_count(
         bar = _bar(clean_line(line))
         if bar is not None and bar[1] == count:
             inner = _inner_bars(lines) if inner is None else inner
-            if bar[0] in inner or _is_of_an_epoch(count, facts):
+            # The bar around others is the run's own, also if it counts percents and the command promises epochs.
+            if bar[0] in inner or (not inner and _is_of_an_epoch(count, facts)):
                 text = "%s of an epoch" % _ratio(count.step, count.total)
                 count = ProgressCount(count.step, None, None, text, is_inner=True)
         if count.fraction is None and count.step is not None and facts.steps and not count.is_inner:

@@ -37,9 +37,11 @@ class Provenance(NamedTuple):
 class Submission(NamedTuple):
     """Intent: these runs, as one Slurm job (or array), or as processes on this machine.
 
-    `shape` is None for a job of its own or an array; the runs of a "pack" or of "pilots" wait in a queue in there.
+    `layout` is None for a job of its own or an array; the runs of a "pack" or of "pilots" wait in a queue in there.
     `argv` and `environment` say how it is sent, which is why it can be read as a Send as well. `waits`: it is sent when
-    there is room under the budget. `needs` are runs that must be done before it starts (or, with `any_end`, ended).
+    there is room under the budget. `needs` are runs that must complete before it starts (or, with `any_end`, ended).
+    `adopted`: the job was in Slurm before shoal knew of it, so `job_name` is its own name, without the token.
+    `step` is that of its first run. `cluster_gpus` are those of its partition, as sinfo told.
     """
 
     token: str
@@ -62,23 +64,26 @@ class Submission(NamedTuple):
     code: Optional[str] = None
     commit: Optional[str] = None
     asked: Optional[RequestedResources] = None
-    shape: Optional[str] = None
+    layout: Optional[str] = None
     needs: Sequence[str] = ()
     any_end: bool = False
     waits: bool = False
     argv: Sequence[str] = ()
     environment: Optional[str] = None
     provenance: Optional[Provenance] = None
+    adopted: bool = False
+    step: str = ""
+    cluster_gpus: Optional[int] = None
 
     @property
     def is_array(self) -> bool:
         """Whether each run is a task of its own; the tasks of pilots are not runs."""
-        return self.shape is None and len(self.runs) > 1
+        return self.layout is None and len(self.runs) > 1
 
 
 class ClaimRecord(NamedTuple):
-    """A generation of a run belongs to a submission. `request` is the order that it was made for; `changes` are fields
-    of the run's spec that hold from here on: how it is resumed may be told after it was described."""
+    """A generation of a run belongs to a submission. `command_id` is the user's command that it was made for; `changes`
+    are fields of the run's spec that hold from here on: how it is resumed may be told after it was described."""
 
     token: str
     revision: int
@@ -88,7 +93,7 @@ class ClaimRecord(NamedTuple):
     resume: bool = False
     switched: bool = False
     t: float = 0.0
-    request: Optional[str] = None
+    command_id: Optional[str] = None
     changes: Mapping[str, Any] = {}
 
 
@@ -153,7 +158,8 @@ class Start(NamedTuple):
     """An attempt began at `t`; where it took over a program that was running already, that began at `program_t`.
 
     `pid` and `started` are the guard's. `mark` is in the environment of everything that the attempt starts; `beat_s` is
-    how often its lease is renewed. `life` counts how often Slurm has started the job.
+    how often its lease is renewed. `life` counts how often Slurm has started the job. `allocation` is the name of the
+    file about it (allocations.py).
     """
 
     attempt: int
@@ -184,6 +190,8 @@ class Start(NamedTuple):
     python: Optional[Dict[str, Any]] = None
     engine: str = ""
     held: Optional[AssignedResources] = None
+    adopted: bool = False
+    allocation: str = ""
 
     @property
     def place(self) -> str:
@@ -208,14 +216,15 @@ class FollowUp(NamedTuple):
 
 class End(NamedTuple):
     """How an attempt ended. `stopped_by` says who asked it to stop, if anybody did; `cause` why it was not good; `next`
-    what follows by itself."""
+    what follows by itself. `exit_code` is None where nothing tells it: of an adopted job that Slurm has forgotten.
+    `checkpoint_t` is when the newest checkpoint was written that a failed attempt has left."""
 
     attempt: int
     generation: int
     revision: int
     token: str
     output_dir: str
-    exit_code: int
+    exit_code: Optional[int]
     success: bool
     began: float
     ended: float
@@ -237,11 +246,37 @@ class End(NamedTuple):
     data: Sequence[Dict[str, Any]] = ()
     notes: Sequence[str] = ()
     next: Optional[FollowUp] = None
+    adopted: bool = False
+    checkpoint_t: Optional[float] = None
+    submitted: Optional[float] = None
+
+    @classmethod
+    def after(cls, start: Start, ended: float) -> "End":
+        """The end of an attempt of which nothing but its time is known."""
+        return cls(
+            attempt=start.attempt,
+            generation=start.generation,
+            revision=start.revision,
+            token=start.token,
+            output_dir=start.output_dir,
+            log_dir=start.log_dir,
+            host=start.host,
+            nodes=start.place,
+            job_id=start.job_id,
+            job_label=start.job_label,
+            held=start.held,
+            exit_code=None,
+            success=False,
+            began=start.t,
+            ended=max(start.t, ended),
+            duration_s=max(0.0, ended - start.t),
+            adopted=start.adopted,
+        )
 
 
-class OrderRecord(NamedTuple):
-    """An order that must not be carried out twice: what it means (`digest`), and for each run the generation that was
-    there before it."""
+class CommandRecord(NamedTuple):
+    """A command of a user that must not be carried out twice: what it means (`digest`), and for each run the generation
+    that was there before it."""
 
     id: str
     kind: str
@@ -294,7 +329,11 @@ def non_default_fields(record: Any) -> Dict[str, Any]:
 
 def decode_record(data: Dict[str, Any], kind: Type[T], path: str = "a record") -> T:
     """The record that `files.read_json` has read; ValueError if it is none, or of a newer shoal."""
-    if int(data.get("schema", SCHEMA)) > SCHEMA:
+    try:
+        is_newer = int(data.get("schema", SCHEMA)) > SCHEMA
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("%s is damaged: %r is no schema" % (path, data["schema"]))
+    if is_newer:
         raise ValueError("%s was written by a newer shoal (schema %s)" % (path, data["schema"]))
     names: List[str] = list(kind._fields)  # type: ignore[attr-defined]
     values = {name: data[name] for name in names if name in data}

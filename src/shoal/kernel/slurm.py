@@ -13,8 +13,9 @@ import subprocess
 import time
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import slurm_text
+from . import slurm_job, slurm_text
 from .lease import LEASE_VARIABLE as LEASE_VARIABLE
+from .slurm_job import JobDescription
 from .slurm_text import JobRow, JobState, SbatchAnswer, classify_sbatch
 
 __all__ = [
@@ -71,8 +72,11 @@ _OPTION_PREFIXES = (
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_JWKS", "SLURM_SACK_KEY")
 #: shoal's own variables are about one run, and never travel to another job.
 _SHOAL_PREFIX = "SHOAL_"
-#: Settings of a person among them: all jobs of a run must agree on how they keep time, and find the same disk.
-USER_VARIABLES = (LEASE_VARIABLE, "SHOAL_SCRATCH", "SHOAL_SCRATCH_LIMIT")
+#: Settings of a person among them: all jobs of a run must agree on how they keep time, and find the same disk; how
+#: often they sample, and how long they wait for a search's sampler and for MLflow.
+USER_VARIABLES = (
+    LEASE_VARIABLE, "SHOAL_SCRATCH", "SHOAL_SCRATCH_LIMIT", "SHOAL_SAMPLE_S", "SHOAL_SAMPLER_S", "SHOAL_MLFLOW_S",
+)  # fmt: skip
 #: What Slurm, or a site's prolog, gives one job. Outside a job the same names are the user's own settings.
 _JOB_VARIABLES = (
     "SLURMD_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "PMI_",
@@ -276,6 +280,47 @@ def sacct(job_ids: Iterable[str], since: float, environ: Mapping[str, str]) -> O
     return slurm_text.parse_sacct(done.stdout) if done.ok else None
 
 
+def show_job(
+    job: str, environ: Mapping[str, str], timeout_s: float = QUERY_TIMEOUT_S
+) -> Optional[List[JobDescription]]:
+    """What Slurm has in memory about a job, an array (its tasks) or a heterogeneous job (its parts): an empty list if
+    it does not know it, None if it does not answer."""
+    done = run_command(["scontrol", "show", "job", job], timeout_s, environ)
+    if done.ok:
+        return slurm_job.parse_jobs(done.stdout)
+    return [] if slurm_text.is_job_unknown(done.stderr + done.stdout) else None
+
+
+def queued_jobs(
+    jobs: Sequence[str], environ: Mapping[str, str], timeout_s: float = QUERY_TIMEOUT_S
+) -> Optional[List[JobDescription]]:
+    """What Slurm has in memory about jobs, all of them in one question; those it does not know are left out. None if it
+    does not answer."""
+    columns = ",".join("%s:%d" % (name, width) for name, width, _ in slurm_job.QUEUED_COLUMNS)
+    done = run_command(["squeue", "-h", "-t", "all", "-j", ",".join(jobs), "-O", columns], timeout_s, environ)
+    if done.ok:
+        return slurm_job.parse_queued(done.stdout)
+    return [] if slurm_text.is_job_unknown(done.stderr + done.stdout) else None
+
+
+def accounted_jobs(
+    jobs: Sequence[str], environ: Mapping[str, str], timeout_s: float = QUERY_TIMEOUT_S
+) -> Optional[List[JobDescription]]:
+    """What accounting has kept about jobs, of every cluster that it serves; an empty list without accounting, None if
+    it does not answer."""
+    argv = ["sacct", "-L", "-X", "-D", "-n", "-P", "-j", ",".join(jobs), "-o", ",".join(slurm_job.ACCOUNTING_FIELDS)]
+    done = run_command(argv, timeout_s, environ)
+    if done.ok:
+        return slurm_job.parse_accounting(done.stdout)
+    return [] if done.failure == PROGRAM_MISSING or slurm_text.has_no_accounting(done.stderr) else None
+
+
+def batch_script(job: str, environ: Mapping[str, str]) -> Optional[str]:
+    """The script of a job as Slurm has it; None where Slurm has none, or shows it to nobody else."""
+    done = run_command(["scontrol", "write", "batch_script", job, "-"], QUERY_TIMEOUT_S, environ)
+    return done.stdout if done.ok and done.stdout else None
+
+
 def is_controller_up(environ: Mapping[str, str]) -> bool:
     """Whether a controller answers at this moment."""
     return " is UP" in run_command(["scontrol", "ping"], ENDING_TIMEOUT_S, environ).stdout
@@ -283,7 +328,7 @@ def is_controller_up(environ: Mapping[str, str]) -> bool:
 
 def job_state(job: str, environ: Mapping[str, str]) -> Optional[JobState]:
     """What Slurm says of a job that may be ending; None when it does not answer or has forgotten it."""
-    argv = ["squeue", "--noheader", "--jobs=%s" % job, "--Format=JobID,State,PreemptTime"]
+    argv = ["squeue", "--noheader", "--jobs=%s" % job, "--Format=JobID,State,PreemptTime,Reason"]
     done = run_command(argv, ENDING_TIMEOUT_S, environ)
     return slurm_text.parse_job_state(done.stdout, job) if done.ok else None
 

@@ -14,10 +14,10 @@ from .lazy import regex
 SLURM_ACTIVE_STATES = {
     "PENDING": "pending",
     "REQUEUED": "pending",
-    "REQUEUE_HOLD": "stuck",
+    "REQUEUE_HOLD": "blocked",
     "REQUEUE_FED": "pending",
-    "RESV_DEL_HOLD": "stuck",
-    "SPECIAL_EXIT": "stuck",
+    "RESV_DEL_HOLD": "blocked",
+    "SPECIAL_EXIT": "blocked",
     "CONFIGURING": "pending",
     "RUNNING": "running",
     "COMPLETING": "running",
@@ -29,7 +29,7 @@ SLURM_ACTIVE_STATES = {
 }
 #: Slurm's words for a job that has ended, and holds nothing any more -> ours.
 SLURM_ENDED_STATES = {
-    "COMPLETED": "done",
+    "COMPLETED": "completed",
     "FAILED": "failed",
     "LAUNCH_FAILED": "failed",
     "RECONFIG_FAIL": "failed",
@@ -42,10 +42,10 @@ SLURM_ENDED_STATES = {
     "CANCELLED": "cancelled",
     "REVOKED": "cancelled",
 }
-SQUEUE_FIELDS = "%A|%F|%K|%T|%N|%a|%U|%r|%j"
-SACCT_FIELDS = "JobID,JobIDRaw,State,ExitCode,NodeList,JobName"
+SQUEUE_FIELDS = "%A|%F|%K|%T|%N|%a|%U|%S|%e|%r|%j"
+SACCT_FIELDS = "JobID,JobIDRaw,State,ExitCode,NodeList,Start,End,JobName"
 _CANCELLED_BY = regex(r"CANCELLED by (\S+)")
-_EXIT = regex(r"(\d+):(\d+)")
+_EXIT = regex(r"(\d{1,9}):(\d{1,9})")
 
 _JOB_ID_LINE = regex(r"^(\d+)(?:;\S+)?$", re.ASCII | re.MULTILINE)
 #: The controller could not be reached at all: the request never left, so it may be sent again.
@@ -78,7 +78,7 @@ class SbatchAnswer(NamedTuple):
 
 
 class JobRow(NamedTuple):
-    """One line of squeue or sacct about one of our jobs."""
+    """One line of squeue or sacct about one of our jobs. `started` of a job that waits is an estimate."""
 
     job_id: str
     word: str
@@ -93,6 +93,8 @@ class JobRow(NamedTuple):
     oom_step: bool = False
     account: Optional[str] = None
     uid: Optional[int] = None
+    started: Optional[float] = None
+    ended: Optional[float] = None
 
     @property
     def label(self) -> str:
@@ -104,10 +106,12 @@ class JobRow(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """A job that Slurm knows. `preempted`: another one takes its place, at once or after a grace time."""
+    """A job that Slurm knows. `preempted`: another one takes its place, at once or after a grace time. `timed_out`: its
+    time limit is over, and Slurm is ending it."""
 
     word: str
     preempted: bool
+    timed_out: bool = False
 
 
 def classify_sbatch(returncode: int, stdout: str, stderr: str) -> SbatchAnswer:
@@ -115,15 +119,15 @@ def classify_sbatch(returncode: int, stdout: str, stderr: str) -> SbatchAnswer:
     match = _JOB_ID_LINE.search(stdout)
     if returncode == 0 and match is not None:
         return SbatchAnswer("accepted", match.group(1), stderr.strip())
-    said = " ".join(_PREFIX.sub("", line) for line in stderr.strip().splitlines())
-    low = said.lower()
+    message = " ".join(_PREFIX.sub("", line) for line in stderr.strip().splitlines())
+    low = message.lower()
     if any(word in low for word in _UNCLEAR_TEXTS):
-        return SbatchAnswer("unclear", message=said)
+        return SbatchAnswer("unclear", message=message)
     if any(word in low for word in _NOT_SENT_TEXTS):
-        return SbatchAnswer("unreached", message=said)
-    if returncode > 0 and _REFUSAL.search(said):
-        return SbatchAnswer("refused", message=said)
-    return SbatchAnswer("unclear", message=said or "sbatch ended with code %d and said nothing" % returncode)
+        return SbatchAnswer("unreached", message=message)
+    if returncode > 0 and _REFUSAL.search(message):
+        return SbatchAnswer("refused", message=message)
+    return SbatchAnswer("unclear", message=message or "sbatch ended with code %d and said nothing" % returncode)
 
 
 def is_controller_silent(stderr: str) -> bool:
@@ -144,25 +148,38 @@ def has_ended_already(stderr: str) -> bool:
     return "already completing" in stderr or "Invalid job id" in stderr
 
 
+def is_job_unknown(text: str) -> bool:
+    """Whether Slurm answered that it has no such job (any more)."""
+    low = text.lower()
+    return "invalid job id" in low or ("job " in low and " not found" in low)
+
+
+def has_no_accounting(stderr: str) -> bool:
+    """Whether sacct says that this cluster keeps no accounts, rather than that they cannot be reached."""
+    return "accounting storage is disabled" in stderr.lower()
+
+
 def parse_squeue(text: str) -> List[JobRow]:
     """Lines in our own format; what does not fit is passed over, because other people's job names are in there too."""
     rows = []
     for line in text.splitlines():
         fields = line.split("|")
-        if len(fields) < 9:
+        if len(fields) < 11:
             continue
-        job_id, array_job_id, index, word, node, account, uid = fields[:7]
+        job_id, array_job_id, index, word, node, account, uid, started, ended = fields[:9]
         rows.append(
             JobRow(
                 job_id,
                 word,
                 name=fields[-1],
-                task=_index(index),
+                task=whole_number(index),
                 array_job_id=array_job_id,
                 node=node or None,
-                reason="|".join(fields[7:-1]) or None,
+                reason="|".join(fields[9:-1]) or None,
                 account=account,
-                uid=_index(uid),
+                uid=whole_number(uid),
+                started=parse_time(started),
+                ended=parse_time(ended) if word in SLURM_ENDED_STATES else None,  # else it is an estimate
             )
         )
     return rows
@@ -173,9 +190,9 @@ def parse_sacct(text: str) -> List[JobRow]:
     rows: List[JobRow] = []
     for line in text.splitlines():
         fields = line.split("|")
-        if len(fields) < 6:
+        if len(fields) < 8:
             continue
-        shown_id, raw_id, state, exit_text, node = fields[:5]
+        shown_id, raw_id, state, exit_text, node, started, ended = fields[:7]
         word = state.split(" ", 1)[0].rstrip("+")
         base, _, step = shown_id.partition(".")
         if step:
@@ -188,25 +205,27 @@ def parse_sacct(text: str) -> List[JobRow]:
             JobRow(
                 raw_id,
                 word,
-                name="|".join(fields[5:]),
-                task=_index(index),
+                name="|".join(fields[7:]),
+                task=whole_number(index),
                 array_job_id=array_job_id,
                 node=node if node not in ("", "None assigned") else None,
                 exit_code=int(code.group(1)) if code else None,
                 signal=int(code.group(2)) if code else None,
                 by=by.group(1) if by else None,
+                started=parse_time(started),
+                ended=parse_time(ended),
             )
         )
     return rows
 
 
 def parse_job_state(text: str, job: str) -> Optional[JobState]:
-    """The row of `job` of squeue's JobID,State,PreemptTime. A task of an array is asked for by its own number, which
-    for the last one is the array's: the row tells them apart.
+    """The row of `job` of squeue's JobID,State,PreemptTime,Reason. A task of an array is asked for by its own number,
+    which for the last one is the array's: the row tells them apart.
     """
     for row in map(str.split, text.splitlines()):
-        if row[:1] == [job] and len(row) == 3:
-            return JobState(row[1], row[2] not in ("N/A", "None"))
+        if row[:1] == [job] and len(row) >= 3:
+            return JobState(row[1], row[2] not in ("N/A", "None"), row[3:4] == ["TimeLimit"])
     return None
 
 
@@ -225,5 +244,6 @@ def replace_job(waits: str, old: str, new: str) -> Optional[str]:
     return changed if changed != plain else None
 
 
-def _index(text: str) -> Optional[int]:
-    return int(text) if text.isdigit() and text.isascii() else None
+def whole_number(text: str) -> Optional[int]:
+    """Of up to 18 digits; None for all else, also for digits that int() does not take or takes seconds for."""
+    return int(text) if text.isdigit() and text.isascii() and len(text) <= 18 else None

@@ -32,7 +32,6 @@ from .records import ClaimRecord, FollowUp, Outcome, SendRecord, Submission
 
 FAILPOINTS = (
     "before-spec",
-    "after-spec",
     "before-submission",
     "after-submission",
     "between-claims",
@@ -107,7 +106,9 @@ def claim_generation(home: str, name: str, generation: int, record: ClaimRecord)
     """Win a generation of a run, or learn that somebody else has. It must be the next one after those that were there
     when it was decided to start the run: whoever claimed in between has decided the same, and must win."""
     path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "claim"))
-    return files.create_exclusive(path, records.encode_record(record))
+    # A run that was never claimed has not ended: thousands of first claims need not be announced.
+    create = files.create_exclusive if generation == 1 else files.create_in_run_dir
+    return create(path, records.encode_record(record))
 
 
 def submit_one(
@@ -129,18 +130,18 @@ def submit_one(
 def send(
     home: str,
     token: str,
-    order: Optional[SendRecord] = None,
+    record: Optional[SendRecord] = None,
     index: int = 0,
     environ: Optional[Mapping[str, str]] = None,
     run_sbatch: Optional[Sbatch] = None,
 ) -> SendResult:
     """Send a claimed submission, once, and write down what came of it.
 
-    Without an `order` it is sent as its intent says, by whoever wrote that. `environ` is what travels with the job, by
-    default the environment that the order names.
+    Without a `record` it is sent as its intent says, by whoever wrote that. `environ` is what travels with the job, by
+    default the environment that the record names.
     """
     folder = layout.submission_dir(home, token)
-    how = order or records.read_record(os.path.join(folder, "submission.json"), SendRecord)
+    how = record or records.read_record(os.path.join(folder, "submission.json"), SendRecord)
     if how is None:
         return SendResult("unreached", message="%s has no submission.json" % folder)
     try:
@@ -153,7 +154,7 @@ def send(
         return SendResult("refused", message=message)
     files.open_umask(home)
     failpoint("before-sending")
-    if not mark_sending(home, token, order, index):
+    if not mark_sending(home, token, record, index):
         return SendResult("taken", message="another command has sent it")
     failpoint("after-sending")
     answer = (run_sbatch or slurm.sbatch)(list(how.argv), script, travelling)
@@ -183,15 +184,15 @@ def accept_locally(home: str, token: str) -> None:
     failpoint("after-outcome")
 
 
-def mark_sending(home: str, token: str, order: Optional[SendRecord] = None, index: int = 0) -> bool:
+def mark_sending(home: str, token: str, record: Optional[SendRecord] = None, index: int = 0) -> bool:
     """From here on Slurm may know the job, whatever happens to us; False if somebody else has set the mark.
 
     Whoever wrote the intent, and sends it as it is, gives it a second name: no further file, and nothing to write.
     """
     folder = layout.submission_dir(home, token)
     intent, path = os.path.join(folder, "submission.json"), os.path.join(folder, layout.send_file(index))
-    if order is not None:
-        return files.create_exclusive(path, records.encode_record(order))
+    if record is not None:
+        return files.create_exclusive(path, records.encode_record(record))
     try:
         os.link(intent, path)
     except FileExistsError:
@@ -222,21 +223,23 @@ def outcome_of(home: str, token: str, index: int = 0) -> Optional[Outcome]:
 
 def last_send(home: str, token: str) -> Optional[SendRecord]:
     """With which options and environment a submission was sent, or would be if it waits; None if nothing says."""
-    order = records.read_record(os.path.join(layout.submission_dir(home, token), layout.send_file(0)), SendRecord)
-    if order is not None:
-        return order
+    record = records.read_record(os.path.join(layout.submission_dir(home, token), layout.send_file(0)), SendRecord)
+    if record is not None:
+        return record
     intent = records.read_record(os.path.join(layout.submission_dir(home, token), "submission.json"), SendRecord)
     return intent if intent is not None and intent.argv else None
 
 
 def read_sends(folder: str) -> List[Tuple[int, SendRecord, Optional[Outcome]]]:
-    """Every call of sbatch of a submission, in order, with what became of it."""
+    """Every call of sbatch of a submission, in record, with what became of it."""
     names = files.list_names(folder)
     found = []
     for index in sorted(int(match.group(1)) for match in map(_SEND_FILE.match, names) if match and not match.group(2)):
-        order = records.read_record(os.path.join(folder, layout.send_file(index)), SendRecord)
-        if order is not None:
-            found.append((index, order, records.read_record(os.path.join(folder, layout.outcome_file(index)), Outcome)))
+        record = records.read_record(os.path.join(folder, layout.send_file(index)), SendRecord)
+        if record is not None:
+            found.append(
+                (index, record, records.read_record(os.path.join(folder, layout.outcome_file(index)), Outcome))
+            )
     return found
 
 

@@ -20,10 +20,10 @@ _TIMING_METRIC = re.compile(r"time|second|speed|throughput|duration|memory|/s\b"
 
 
 class RunMetrics(NamedTuple):
-    """One run with what it left. `numbers` are empty for a run that has not ended well.
+    """One run with what it left. `numbers` are empty for a run that has not completed.
 
-    `script` is the file it comes from and `order` that file's number; runs of the same `work` differ in the seed
-    alone, and in what they start from.
+    `script` is the file it comes from and `number` that file's number; runs of the same `work` differ in the seed
+    alone, and in what they start from. `code` is the word of run_code.py.
     """
 
     name: str
@@ -34,10 +34,13 @@ class RunMetrics(NamedTuple):
     state: str
     numbers: Mapping[str, float]
     cause: str | None = None
+    reason: str | None = None
     script: str = ""
-    order: int | None = None
+    number: int | None = None
     work: str = ""
     starts: tuple[str, str] = ("", "")
+    code: str = ""
+    submitted: float = 0.0
 
     @property
     def group(self) -> str:
@@ -115,11 +118,12 @@ def _group_runs(runs: Sequence[RunMetrics], over: Sequence[str]) -> dict[str, li
     rows: dict[str, list[RunMetrics]] = {}
     for run in runs:
         rows.setdefault(_group_name(run, over), []).append(run)
+    rows = _apart_from_seeds(rows)
     numbered: dict[tuple[Any, ...], list[str]] = {}
     for name, members in rows.items():
         run = members[0]
-        if len(members) == 1 and run.work and run.order is not None and run.seed is not None:
-            key = (run.name.partition("/")[0], run.step, run.order - run.seed, run.work)
+        if len(members) == 1 and run.work and run.number is not None and run.seed is not None:
+            key = (run.name.partition("/")[0], run.step, run.number - run.seed, run.work)
             numbered.setdefault(key, []).append(name)
     joined = {
         names[0]: names
@@ -136,9 +140,22 @@ def _group_runs(runs: Sequence[RunMetrics], over: Sequence[str]) -> dict[str, li
     }
 
 
+def _apart_from_seeds(rows: Mapping[str, list[RunMetrics]]) -> dict[str, list[RunMetrics]]:
+    """A run without a seed is no further seed of the runs that are called like it: those are then the row `name_*`."""
+    found: dict[str, list[RunMetrics]] = {}
+    for name, members in rows.items():
+        seeded = [run for run in members if run.seed is not None]
+        if not seeded or len(seeded) == len(members):
+            found[name] = members
+        else:
+            found[name] = [run for run in members if run.seed is None]
+            found[f"{name}_*"] = seeded
+    return found
+
+
 def _number_range_name(name: str, names: Sequence[str], rows: Mapping[str, list[RunMetrics]]) -> str:
     """001_x/010_train -> 001_x/010-012_train."""
-    last = max(rows[one][0].order or 0 for one in names)
+    last = max(rows[one][0].number or 0 for one in names)
     return re.sub(r"/(\d+)", lambda match: f"/{match[1]}-{last:0{len(match[1])}}", name, count=1)
 
 
@@ -198,8 +215,8 @@ def _incomplete(group: ResultGroup, over: Sequence[str], missing_value: float | 
 def _notes(
     groups: Sequence[ResultGroup], columns: Sequence[str], over: Sequence[str], missing_value: float | None
 ) -> list[str]:
-    """What looks wrong: a seed that changes nothing, or has a part of its runs, and a metric of a run that is done and
-    no number."""
+    """What looks wrong: a seed that changes nothing, or has a part of its runs, and a metric of a completed run
+    that is no number."""
     notes = []
     for group in groups:
         notes += _incomplete(group, over, missing_value) if over else []
@@ -216,9 +233,9 @@ def _notes(
             )
         for run in done:
             odd = [name for name in columns if not math.isfinite(run.numbers.get(name, 0.0))]
-            if odd and run.state == "done":
+            if odd and run.state == "completed":
                 values = ", ".join(f"{name} = {run.numbers[name]:g}" for name in odd)
-                notes.append(f"{run.name} is done with {values}")
+                notes.append(f"{run.name} completed with {values}")
     return notes
 
 

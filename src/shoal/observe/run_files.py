@@ -31,6 +31,7 @@ from shoal.kernel import (
     layout,
     lease,
     list_names,
+    read_bound,
     submission,
 )
 from shoal.kernel import records as kernel
@@ -120,6 +121,14 @@ def read_end(folder: str, names: layout.RunNames, number: int) -> End | None:
         return attempt.end if attempt is not None else None
     except ValueError as damage:
         raise DamagedRecord(str(damage)) from None
+
+
+def read_verdict(folder: str, names: layout.RunNames, end: End) -> Verdict | None:
+    """What Slurm said last of the job of an attempt, if a command has kept it."""
+    kind = layout.verdict_kind(end.attempt)
+    if not names.has_submit(end.generation, kind):
+        return None
+    return read_checked(os.path.join(folder, layout.submit_file(end.generation, kind)), Verdict)
 
 
 def _attempt_parts(folder: str, number: int) -> tuple[str, tuple[bytes, bytes] | None]:
@@ -235,7 +244,14 @@ class RunFiles(NamedTuple):
     given_up_t: float | None = None
     refused: bool = False
     #: Slurm refused every submission of it, and each time the command that a person gave has said so.
-    told_refused: bool = False
+    only_refused: bool = False
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether its job was there before shoal knew of it, so that nothing inside the job writes records."""
+        if self.origin is not None and self.origin.submission is not None:
+            return self.origin.submission.adopted
+        return self.end is not None and self.end.adopted
 
     @property
     def owes(self) -> bool:
@@ -258,10 +274,10 @@ def read_submission(home: str, token: str) -> SubmissionFiles:
         outcome = read_checked(os.path.join(folder, layout.outcome_file()), Outcome)
     if layout.send_file(0) in names:
         # Only an open question needs its time; thousands of others are not read for it.
-        order = read_checked(os.path.join(folder, layout.send_file(0)), SendRecord) if outcome is None else None
-        sent = order.t if order is not None else 0.0
+        record = read_checked(os.path.join(folder, layout.send_file(0)), SendRecord) if outcome is None else None
+        sent = record.t if record is not None else 0.0
     waiting = submission is not None and submission.waits and sent is None and outcome is None
-    owes = submission is not None and submission.shape is not None and _has_pending_queue_job(folder, names)
+    owes = submission is not None and submission.layout is not None and _has_pending_queue_job(folder, names)
     return SubmissionFiles(submission, outcome, sent, waiting, owes)
 
 
@@ -302,7 +318,18 @@ class RunReader:
         """What the run is; None for a run that was never recorded."""
         folder = layout.run_dir(self.home, name)
         revision = revision or layout.parse_names(list_names(folder)).revision
-        return read_spec(os.path.join(folder, layout.spec_file(revision))) if revision else None
+        spec = read_spec(os.path.join(folder, layout.spec_file(revision))) if revision else None
+        return spec if spec is None or not spec.search else self._with_trial_parameters(spec)
+
+    def _with_trial_parameters(self, spec: RunSpec) -> RunSpec:
+        """The run with what its search has chosen, once that is known."""
+        try:
+            bound = read_bound(self.home, spec.experiment, spec.search["name"])
+        except ValueError as damage:
+            raise DamagedRecord(str(damage)) from None
+        if bound is None:
+            return spec
+        return msgspec.structs.replace(spec, params={**spec.params, **bound.params, **bound.derived})
 
     def newest_claim(self, name: str) -> ClaimRecord | None:
         """By which the run was last submitted, whatever came of it."""
@@ -340,7 +367,7 @@ class RunReader:
             return RunFiles(name, names, end.generation, end=end, verdict=verdict(end.generation))
         generation, claim, origin, void = self._standing_claim(names, path)
         for number in reversed(names.attempts.get("end", ())) if claim is not None else ():
-            # The fence lets nobody repeat what ended well, so nothing that came later can have undone it.
+            # The fence lets no job repeat a completed attempt, so nothing that came later can have undone it.
             earlier = end if number == attempt else read_end(folder, names, number)
             if earlier is not None and earlier.success and claim is not None and earlier.revision == claim.revision:
                 kept = verdict(earlier.generation, earlier.attempt)
@@ -362,7 +389,7 @@ class RunReader:
             else None,
             given_up_t=void[0][0].t if void else None,
             refused=any(outcome.refused for _, outcome in void),
-            told_refused=claim is None and bool(void) and all(self._was_refused_at_once(*one) for one in void),
+            only_refused=claim is None and bool(void) and all(self._was_refused_at_once(*one) for one in void),
         )
 
     def _was_refused_at_once(self, claim: ClaimRecord, outcome: Outcome) -> bool:

@@ -1,4 +1,4 @@
-"""How fast a running run is, from its progress over time, and where its logs and metrics are.
+"""How fast a running run is, from its progress over time; how long earlier attempts took; where logs and metrics are.
 
 `status` and `switch` use the same speed. The files themselves are read by kernel/progress.py.
 """
@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import msgspec
 
 from shoal.job import fill_all, format_value
 from shoal.kernel import Progress, RunOutput, checkpoints, files, layout, list_names, totals_of_command
 from shoal.model import RunSpec
-from shoal.observe.run_files import DamagedRecord, RunReader
+from shoal.observe.run_code import declared_metrics
+from shoal.observe.run_files import DamagedRecord, RunReader, read_end
 from shoal.observe.run_state import RunView
 
 #: Less of the way than this tells mostly how long a start takes.
@@ -94,7 +96,9 @@ def find_output(home: str, view: RunView) -> RunOutput:
 def run_output(view: RunView, spec: RunSpec | None) -> RunOutput:
     """The run's output directory and the logs of its newest attempt, with what its step and its command tell."""
     steps, epochs = totals_of_command(command_words(spec)) if spec is not None else (None, None)
-    metrics = spec.metrics if spec is not None else ()
+    metrics: tuple[str, ...] = ()
+    if spec is not None:
+        metrics = tuple(dict.fromkeys([*spec.metrics, *declared_metrics(spec.cwd, spec.step_kind)]))
     return RunOutput(view.output_dir or os.devnull, _log_files(view), metrics, steps, epochs)
 
 
@@ -107,8 +111,26 @@ def _log_files(view: RunView) -> list[str]:
     """What the run itself printed; beside replicas, which have logs of their own, that may be nothing."""
     if not view.log_dir or not view.attempt:
         return []
-    own = layout.log_file(view.log_dir, view.attempt)
-    if files.size_of(own):
-        return [own]
+    own, *errors = layout.log_files(view.log_dir, view.attempt)
+    if files.size_of(own) or errors:
+        return [own, *errors]
     folder = os.path.join(view.log_dir, f"attempt-{view.attempt}.launch")
     return [os.path.join(folder, name) for name in list_names(folder) if name.startswith("replica-")] or [own]
+
+
+def past_durations(home: str, names: Sequence[str]) -> dict[int, float]:
+    """Place in `names` -> seconds of the newest attempt that completed, or was a probe, for the runs that have one."""
+    found = {}
+    for place, name in enumerate(names):
+        folder = layout.run_dir(home, name)
+        names_there = layout.parse_names(list_names(folder))
+        for number in reversed(names_there.attempts.get("end", [])):
+            try:
+                end = read_end(folder, names_there, number)
+            except DamagedRecord:
+                continue
+            duration_s = None if end is None else end.duration_s if end.success else end.expect_s
+            if duration_s is not None:
+                found[place] = duration_s
+                break
+    return found

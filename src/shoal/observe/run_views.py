@@ -8,20 +8,31 @@ all ended does not ask it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import os
 import pwd
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from shoal.clusters import QueueState, newest, sacct, squeue
 from shoal.kernel import SLURM_ENDED_STATES, JobRow, fence, layout, lease, processes, submission
 from shoal.model import ACTIVE_STATES
-from shoal.observe import run_writer
+from shoal.observe import adopted_runs, run_writer
+from shoal.observe.allocations import keep_ends
 from shoal.observe.run_files import Outcome, RunFiles, RunReader, Submission, Verdict
-from shoal.observe.run_state import Evidence, RunView, derive_state, is_lease_live, verdict_of_row, was_interrupted
+from shoal.observe.run_state import (
+    FORGOTTEN_WORD,
+    Evidence,
+    RunView,
+    derive_state,
+    is_lease_live,
+    verdict_of_row,
+    was_interrupted,
+)
 from shoal.observe.run_writer import ObservationHistory
+from shoal.observe.settled_runs import Recalled, SettledRuns
 from shoal.observe.state_dir import run_names
 
 SUBMIT_GRACE_S = submission.SEND_GRACE_S
@@ -32,13 +43,19 @@ _SACCT_AFTER_S = 60.0
 class Observation(NamedTuple):
     """The runs asked for, as they are. `slurm_problem` is set when Slurm was needed and did not answer; `slurm_t` is
     when it last did, None if nobody had to ask. `owing` are those of this user that another job is to follow, which
-    nobody has sent yet (submit/pending_follow_ups.py); then `jobs` has the names of the user's jobs and their ids."""
+    nobody has sent yet (actions/pending_follow_ups.py); then `jobs` has the names of the user's jobs and their ids.
+    `sent` is what a command that may act has sent for them, a sentence each."""
 
     views: dict[str, RunView]
     slurm_problem: str | None = None
     slurm_t: float | None = None
     owing: tuple[RunFiles, ...] = ()
     jobs: Mapping[str, str] = {}
+    sent: tuple[str, ...] = ()
+    #: Ended runs whose directories were not looked at this time (settled_runs.py).
+    unchecked: frozenset[str] = frozenset()
+    #: The newest revision of each run that was read, so that whoever needs its spec need not list its directory again.
+    revisions: Mapping[str, int] = {}
 
     def listed(self, words: Sequence[str] = ()) -> dict[str, RunView]:
         """Those that a list shows: without runs that Slurm refused, unless one of the words names them."""
@@ -53,6 +70,21 @@ class Observation(NamedTuple):
 AskQueue = Callable[[Mapping[str, str], float], QueueState]
 
 
+class ObserveRuns(Protocol):
+    """`observe`, or what a command gives a view in its place: one that also sends what is owed."""
+
+    def __call__(
+        self,
+        home: str,
+        names: Iterable[str] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.time,
+        ask: AskQueue | None = None,
+        settled: SettledRuns | None = None,
+    ) -> Observation: ...
+
+
 def observe(
     home: str,
     names: Iterable[str] | None = None,
@@ -60,15 +92,38 @@ def observe(
     environ: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.time,
     ask: AskQueue | None = None,
+    settled: SettledRuns | None = None,
 ) -> Observation:
-    """The state of the named runs, or of all runs. Answers found on the way are kept (verdicts, adopted jobs)."""
+    """The state of the named runs, or of all runs. Answers found on the way are kept (verdicts, adopted jobs).
+    `settled` spares reading ended runs that have not changed."""
     environ = os.environ if environ is None else environ
-    wanted = list(run_names(home) if names is None else names)
+    wanted = list(run_names(home) if names is None else dict.fromkeys(names))
+    if settled is None:
+        return _observe(home, wanted, environ, clock, ask, None)
+    recalled = settled.recall(wanted)
+    found = _observe(home, [name for name in wanted if name not in recalled.views], environ, clock, ask, settled)
+    if settled.drop_if_wrong():
+        recalled = Recalled({}, frozenset())
+        found = _observe(home, wanted, environ, clock, ask, settled)
+    settled.save()
+    views = {name: recalled.views.get(name) or found.views[name] for name in wanted}
+    return found._replace(views=views, unchecked=recalled.unchecked)
+
+
+def _observe(
+    home: str,
+    wanted: Iterable[str],
+    environ: Mapping[str, str],
+    clock: Callable[[], float],
+    ask: AskQueue | None,
+    settled: SettledRuns | None,
+) -> Observation:
     runs, asked, queue_state = _read_runs(home, wanted, environ, ask)
     rows = _find_rows(runs, asked, queue_state, environ)
+    keep_ends(home, queue_state)
     now = clock()
     grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
-    reader, watching, times = RunReader(home), ObservationHistory(home), lease.timing(environ)
+    reader, watching = RunReader(home), ObservationHistory(home)
     views = {}
     lines: dict[str, set[str]] = {}
     owing: list[RunFiles] = []
@@ -77,27 +132,35 @@ def observe(
         answered = name in asked and queue_state.problem is None and not _is_older_than_end(queue_state, files)
         # Where Slurm hides other people's jobs, it says nothing about theirs.
         answered = answered and (name in rows or _user_of(files) in (me, ""))
+        if answered and files.is_adopted and adopted_runs.catch_up(home, files, rows.get(name), environ, now):
+            files = reader.run(name)
         if _settle_unacknowledged(
             home, files, rows.get(name), queue_state.t if answered else None, now, grace_s, lines
         ):
             files = reader.run(name)
-        evidence = _evidence(files, rows.get(name), answered, now)._replace(times=times)
+        evidence = _evidence(files, rows.get(name), answered, now)
         watching.note_checked(name)
-        if files.start is not None and files.names.may_run(files.start.attempt):
+        if files.is_adopted:
+            pass  # nobody renews its lease; Slurm's word is all there is
+        elif files.start is not None and files.names.may_run(files.start.attempt):
             keeps = lease.timing_of(files.start)
             evidence = evidence._replace(silent_s=_silent_s(files, evidence, watching), times=keeps)
             if _close_if_over(home, files, evidence):
                 files = reader.run(name)
         elif _is_missing(files, evidence):
-            evidence = evidence._replace(missing_s=watching.since(name, f"missing {files.generation}"))
+            missing_s = watching.since(name, f"missing {files.generation}")
+            evidence = evidence._replace(missing_s=missing_s, times=lease.timing(environ))
         _keep_verdict(home, files, evidence)
         views[name] = derive_state(files, evidence)
+        if settled is not None:
+            settled.keep(files, views[name])
         if answered and files.owes and _user_of(files) == me:
             owing.append(files)
     watching.save()
     queued = [row for rows in queue_state.rows.values() for row in rows] if owing else []
     jobs = {row.name: row.array_job_id or row.job_id for row in queued}
-    return Observation(views, queue_state.problem, queue_state.t, tuple(owing), jobs)
+    revisions = {name: files.names.revision for name, files in runs.items()}
+    return Observation(views, queue_state.problem, queue_state.t, tuple(owing), jobs, revisions=revisions)
 
 
 def _read_runs(
@@ -142,10 +205,15 @@ def _user_of(files: RunFiles) -> str:
     submission = files.origin.submission if files.origin else None
     if submission is None:
         return ""
+    return (_user_name(submission.uid) if submission.uid is not None else None) or submission.user
+
+
+@functools.cache
+def _user_name(uid: int) -> str | None:
     try:
-        return submission.user if submission.uid is None else pwd.getpwuid(submission.uid).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return submission.user
+        return None
 
 
 def _is_older_than_end(queue_state: QueueState, files: RunFiles) -> bool:
@@ -207,7 +275,7 @@ def _find_rows(
 
 def _waits_in_queue(files: RunFiles) -> bool:
     submission = files.origin.submission if files.origin else None
-    return submission is not None and submission.shape is not None
+    return submission is not None and submission.layout is not None
 
 
 def _row_in(queue_state: QueueState, files: RunFiles, queues: dict[str, list[JobRow]]) -> JobRow | None:
@@ -218,7 +286,10 @@ def _row_in(queue_state: QueueState, files: RunFiles, queues: dict[str, list[Job
     claim, submission = files.claim, files.origin.submission if files.origin else None
     if claim is None or submission is None:
         return None
-    if submission.shape is None:
+    if submission.adopted:
+        outcome = files.origin.outcome if files.origin else None
+        return queue_state.adopted_row(outcome.job_id or "" if outcome else "", submission.job_name)
+    if submission.layout is None:
         return queue_state.row(claim.token, claim.index, len(submission.runs))
     if claim.token not in queues:
         queues[claim.token] = queue_state.rows_of(claim.token)
@@ -330,12 +401,12 @@ def _keep_verdict(home: str, files: RunFiles, evidence: Evidence) -> None:
     claim, row = files.claim, evidence.row
     if claim is None or not evidence.asked or evidence.alive is not None or files.generation == 0:
         return
-    ended = files.end is not None and files.end.generation == files.generation
+    ended = files.end is not None and files.end.generation == files.generation and not files.is_adopted
     with contextlib.suppress(OSError):
         if row is not None and row.word in SLURM_ENDED_STATES and files.verdict is None:
             run_writer.write_verdict(home, files, verdict_of_row(row))
         elif row is None and ended and files.end is not None and evidence.now - files.end.ended > _SACCT_AFTER_S:
-            run_writer.write_verdict(home, files, Verdict(word="FORGOTTEN"))
+            run_writer.write_verdict(home, files, Verdict(word=FORGOTTEN_WORD))
 
 
 def _is_accepted(files: RunFiles) -> bool:

@@ -98,13 +98,13 @@ def write_spec(home: str, spec: RunSpec) -> RunSpec:
 
 def request_cancel(home: str, name: str, generation: int, record: dict[str, Any]) -> bool:
     path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "cancel"))
-    return files.create_exclusive(path, files.to_json({"schema": 1, **record}))
+    return files.create_in_run_dir(path, files.to_json({"schema": 1, **record}))
 
 
 def write_verdict(home: str, run: RunFiles, verdict: Verdict) -> None:
     kind = layout.verdict_kind(run.names.attempt)
     path = os.path.join(layout.run_dir(home, run.name), layout.submit_file(run.generation, kind))
-    files.create_exclusive(path, run_files.encode_file(verdict))
+    files.create_in_run_dir(path, run_files.encode_file(verdict))
 
 
 def map_in_threads(work: Callable[[A], B], items: list[A]) -> list[B]:

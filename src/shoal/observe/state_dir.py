@@ -139,13 +139,26 @@ def run_names(home: str) -> list[str]:
     """Every run that has a folder, in natural order: every view shows them so."""
     root = os.path.join(home, "runs")
     return [
-        f"{experiment}/{stem}"
-        for experiment in _subdirectories(root)
-        for stem in _subdirectories(os.path.join(root, experiment))
+        f"{experiment}/{stem}" for experiment in run_stems(root) for stem in run_stems(os.path.join(root, experiment))
     ]
 
 
-def _subdirectories(path: str) -> list[str]:
+def has_runs(home: str) -> bool:
+    """Whether there is any run, without listing them all."""
+    root = os.path.join(home, "runs")
+    return any(_has_dirs(os.path.join(root, experiment)) for experiment in list_names(root))
+
+
+def _has_dirs(path: str) -> bool:
+    try:
+        with os.scandir(path) as entries:
+            return any(entry.is_dir() for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def run_stems(path: str) -> list[str]:
+    """The directories in one, in natural order: runs of an experiment, or experiments."""
     try:
         with os.scandir(path) as entries:
             return sorted((entry.name for entry in entries if entry.is_dir()), key=natural_sort_key)

@@ -8,7 +8,6 @@ batch_script.py    the text of a batch script for every launch mode
 containers.py      the container of a run, and its lines in a script
 generate.py        `shoal generate`
 layouts.py         job, array, pack and pilots compared for the same runs; expected durations and order
-durations.py       how long earlier attempts took
 """
 
 from shoal.kernel import lazy_exports
@@ -16,20 +15,25 @@ from shoal.kernel import lazy_exports
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoal.plan import packs
-    from shoal.plan.cluster_choice import choose_cluster, named_cluster
+    from shoal.plan.batch_script import launch_lines
+    from shoal.plan.cluster_choice import choose_cluster, is_here, named_cluster
     from shoal.plan.containers import check_containers
-    from shoal.plan.durations import past_durations
-    from shoal.plan.generate import GeneratedScript, GenerateOptions, generate_script
+    from shoal.plan.generate import GeneratedScript, GenerateOptions, generate_script, is_unedited, with_checksum
     from shoal.plan.layouts import (
         ARRAY,
+        ESTIMATED_FIELDS,
         JOB_PER_RUN,
         LayoutComparison,
         LayoutCost,
         PackJob,
         assume_durations,
+        choose_best,
         compare_layouts,
         fill_gpu_shares,
+        layout_widths,
+        longest_first,
         min_makespan_s,
+        simulate,
         split_over_nodes,
         with_start_times,
     )
@@ -38,13 +42,14 @@ if TYPE_CHECKING:
     from shoal.plan.submissions import (
         DEFAULT_MAX_ARRAY,
         PlannedSubmission,
+        job_count,
         log_root,
-        max_gpu_hours,
-        max_makespan_s,
+        max_cost,
         plan_submissions,
         shoal_options,
         slurm_job_name,
         submission_script,
+        unsent_script,
     )
 else:
     __getattr__ = lazy_exports(__name__)

@@ -15,43 +15,64 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from shoal.batch import refuse_line_breaks, sbatch_line, shell_command, shell_quote
+from shoal.batch import refuse_line_breaks, sbatch_lines, shell_command, shell_quote
 from shoal.describe import REPLICA_PLACEHOLDERS, Cluster
 from shoal.errors import InputError
-from shoal.job import LAUNCH_DEFAULTS, LAUNCH_MODES, PORT_BASE, PORT_COUNT, LaunchGeometry, compute_geometry
+from shoal.job import (
+    LAUNCH_DEFAULTS,
+    PORT_BASE,
+    PORT_COUNT,
+    LaunchGeometry,
+    LaunchValues,
+    compute_geometry,
+    find_launcher,
+)
 from shoal.model import LaunchSettings, Request
 from shoal.plan.containers import ContainerText
 
 _PLACEHOLDER = re.compile(rf"\{{({'|'.join(REPLICA_PLACEHOLDERS)})\}}")
 
 
-def replica_lines(
-    start: Sequence[str],
-    program: Sequence[str],
-    request: Request,
-    geometry: LaunchGeometry,
-    settings: LaunchSettings,
-    box: ContainerText,
-) -> str:
-    """Shell lines; `start` is how torchrun is called and `program` what it runs, with the templates of the settings."""
-    said = {**LAUNCH_DEFAULTS, **settings.record()}
-    tries = " ".join(str(number) for number in range(1, said["restarts"] + 2))
-    least = geometry.min_replicas
-    finish = settings.finish or least
-    lighthouse = f"{_lighthouse_prefix(box)}torchft_lighthouse"
+class _Launch(NamedTuple):
+    """What a launch part is written from; `start` is how torchrun is called, `program` what a launcher runs."""
+
+    command: Sequence[str]
+    request: Request
+    geometry: LaunchGeometry
+    settings: LaunchSettings
+    container: ContainerText
+
+    @property
+    def start(self) -> list[str]:
+        return split_torchrun(self.command)[0]
+
+    @property
+    def program(self) -> list[str]:
+        return split_torchrun(self.command)[1]
+
+
+def _replica_lines(launch: _Launch) -> str:
+    """Shell lines; the program has the templates of the settings as further arguments."""
+    request, geometry, settings, container = launch.request, launch.geometry, launch.settings, launch.container
+    values = {**LAUNCH_DEFAULTS, **settings.record()}
+    attempts = " ".join(str(number) for number in range(1, values["restarts"] + 2))
+    min_replicas = geometry.min_replicas
+    min_finished = settings.min_finished or min_replicas
+    lighthouse = f"{_lighthouse_prefix(container)}torchft_lighthouse"
     return f"""\
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+{_require_allocation(request)}mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 logs="logs/replicas-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"
 mkdir -p "$logs"
 # srun would take these from the job as options of each step, and the steps would wait for each other.
 unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU SLURM_GPUS_PER_NODE
 
-# The replicas' meeting point, on a free port of the first node. {least} of {geometry.replicas} must be alive.
-{lighthouse} --min_replicas {least} --bind '[::]:0' --quorum_tick_ms {said["quorum_tick_ms"]} \\
-    --join_timeout_ms {said["join_timeout_ms"]} \\
-    --heartbeat_timeout_ms {said["heartbeat_timeout_ms"]} > "$logs/lighthouse.log" 2>&1 &
+# The replicas' meeting point, on a free port of the first node. {min_replicas} of {geometry.replicas} must be alive.
+{lighthouse} --min_replicas {min_replicas} --bind '[::]:0' --quorum_tick_ms {values["quorum_tick_ms"]} \\
+    --join_timeout_ms {values["join_timeout_ms"]} \\
+    --heartbeat_timeout_ms {values["heartbeat_timeout_ms"]} > "$logs/lighthouse.log" 2>&1 &
 lighthouse=$!
 until port=$(sed -n 's|.*listening on: http://[^ ]*:\\([0-9]*\\).*|\\1|p' "$logs/lighthouse.log") && [ -n "$port" ]; do
     kill -0 "$lighthouse" || {{ cat "$logs/lighthouse.log" >&2; exit 1; }}
@@ -59,20 +80,20 @@ until port=$(sed -n 's|.*listening on: http://[^ ]*:\\([0-9]*\\).*|\\1|p' "$logs
 done
 export TORCHFT_LIGHTHOUSE="http://${{hosts[0]}}:$port" NUM_REPLICA_GROUPS={geometry.replicas}
 
-# One replica: started again, each time a little later, until it ends well, its tries are used up, or one has finished.
+# One replica: restarted, each time a little later, until it completes, its attempts are used up, or one has finished.
 replica() {{
-    local replica=$1 nodes=$2 try code
+    local replica=$1 nodes=$2 attempt code
     export REPLICA_GROUP_ID=$replica
-    for try in {tries}; do
+    for attempt in {attempts}; do
         code=0
-        {_replica_srun(request, geometry)}{box.step} \\
-            --nodelist="$nodes" --output="$logs/replica-$replica.try-$try.log" \\
-            {box.around}{_replica_torchrun(start, geometry)} \\
-            {_replica_program(program, settings)} || code=$?
+        {_replica_srun(request, geometry)}{container.step} \\
+            --nodelist="$nodes" --output="$logs/replica-$replica.attempt-$attempt.log" \\
+            {container.around}{_replica_torchrun(launch)} \\
+            {_replica_program(launch)} || code=$?
         [ "$code" -ne 0 ] || {{ echo "replica $replica finished"; touch "$logs/finished-$replica"; return 0; }}
-        echo "replica $replica, try $try: exit code $code" >&2
+        echo "replica $replica, attempt $attempt: exit code $code" >&2
         if compgen -G "$logs/finished-*" > /dev/null; then return "$code"; fi
-        sleep "$((2 ** (try - 1)))"
+        sleep "$((2 ** (attempt - 1)))"
     done
     return "$code"
 }}
@@ -87,7 +108,7 @@ done
 while kill -0 "${{pids[@]}}" 2> /dev/null; do
     if ! kill -0 "$lighthouse" 2> /dev/null; then
         echo "the lighthouse is gone" >&2
-        [ "${{SLURM_RESTART_COUNT:-0}}" -ge {said["run_restarts"]} ] || scontrol requeue "$SLURM_JOB_ID"
+        [ "${{SLURM_RESTART_COUNT:-0}}" -ge {values["run_restarts"]} ] || scontrol requeue "$SLURM_JOB_ID"
         exit 75
     fi
     sleep 1
@@ -100,14 +121,14 @@ for pid in "${{pids[@]}}"; do
     if [ "$code" -eq 0 ]; then finished=$((finished + 1)); elif [ "$first" -eq 0 ]; then first=$code; fi
 done
 kill "$lighthouse"
-[ "$finished" -ge {finish} ] || exit "$first"
+[ "$finished" -ge {min_finished} ] || exit "$first"
 """
 
 
-def _lighthouse_prefix(box: ContainerText) -> str:
+def _lighthouse_prefix(container: ContainerText) -> str:
     """What stands before the lighthouse: its container, and under pyxis the step that has it as a flag."""
     step = 'srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" --gres=none'
-    return f"{step}{box.step} \\\n    " if box.step else box.around
+    return f"{step}{container.step} \\\n    " if container.step else container.around
 
 
 def with_placeholders(words: Sequence[str]) -> list[str]:
@@ -133,19 +154,21 @@ def _replica_srun(request: Request, geometry: LaunchGeometry) -> str:
     return " ".join(words)
 
 
-def _replica_torchrun(start: Sequence[str], geometry: LaunchGeometry) -> str:
-    torchrun = shell_command(start)
-    if geometry.nodes_per_replica == 1:
-        return f"{torchrun} --standalone --nproc-per-node {geometry.replica_processes}"
-    return (
-        f"{torchrun} --nnodes {geometry.nodes_per_replica} --nproc-per-node {geometry.replica_processes} \\\n"
-        '            --rdzv-id "$SLURM_JOB_ID-$replica-$try" --rdzv-backend c10d \\\n'
-        f'            --rdzv-endpoint "${{nodes%%,*}}:$(({PORT_BASE} + SLURM_JOB_ID % {PORT_COUNT}))"'
+def _replica_torchrun(launch: _Launch) -> str:
+    geometry, one_node = launch.geometry, launch.geometry.nodes_per_replica == 1
+    values = LaunchValues(
+        nodes=geometry.nodes_per_replica,
+        processes=geometry.replica_processes,
+        id="$SLURM_JOB_ID-$replica-$attempt",
+        node="",
+        address="${nodes%%,*}",
+        port="" if one_node else f"$(({_PORT}))",
     )
+    return f"{shell_command(launch.start)} {_option_words('torchrun', values)}"
 
 
-def _replica_program(program: Sequence[str], settings: LaunchSettings) -> str:
-    return " ".join([*(shell_quote(word) for word in program), *with_placeholders(settings.args)])
+def _replica_program(launch: _Launch) -> str:
+    return " ".join([*(shell_quote(word) for word in launch.program), *with_placeholders(launch.settings.args)])
 
 
 def _replica_nodes(geometry: LaunchGeometry) -> str:
@@ -163,34 +186,23 @@ def launch_lines(
     command: Sequence[str],
     request: Request,
     settings: LaunchSettings | None = None,
-    box: ContainerText | None = None,
+    container: ContainerText | None = None,
 ) -> str:
     """Shell that runs `command` over the nodes of `request`, contained or not; their exit code is the command's."""
     if not command:
         raise InputError("there is no command to launch")
-    box = box or ContainerText()
-    return box.lines + _launch_lines(launch, command, request, settings, box)
+    container = container or ContainerText()
+    return container.lines + _launch_lines(launch, command, request, settings, container)
 
 
 def _launch_lines(
-    launch: str, command: Sequence[str], request: Request, settings: LaunchSettings | None, box: ContainerText
+    launch: str, command: Sequence[str], request: Request, settings: LaunchSettings | None, container: ContainerText
 ) -> str:
-    if launch == "process":
-        return _single_process(command, request, box)
-    if launch not in LAUNCH_MODES:
-        raise InputError(f"there is no launch {launch!r}; allowed are {', '.join(LAUNCH_MODES)}")
-    said = settings or LaunchSettings()
-    geometry = compute_geometry(launch, said.record(), request.nodes or 1, request.gpus or 0, request.cpus)
-    if launch == "torchrun":
-        return _torchrun(command, request, geometry, said, box)
-    if launch == "srun":
-        return _srun_tasks(command, request, geometry, box)
-    start, program = split_torchrun(command)
-    if launch == "replicas":
-        return _require_allocation(request) + replica_lines(start, program, request, geometry, said, box)
-    if launch in ("accelerate", "deepspeed"):
-        return _accelerate_or_deepspeed(launch, program, request, geometry, said, box)
-    raise InputError(f"generate cannot write a script for launch mode {launch!r}")
+    if launch not in _LAUNCH_PARTS:
+        raise InputError(f"unknown launch mode {launch!r}", hint=f"one of {', '.join(_LAUNCH_PARTS)}")
+    values = settings or LaunchSettings()
+    geometry = compute_geometry(launch, values.record(), request.nodes or 1, request.gpus or 0, request.cpus)
+    return _LAUNCH_PARTS[launch](_Launch(command, request, geometry, values, container))
 
 
 def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -212,86 +224,102 @@ def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
     return start, ["--no-python", *program]
 
 
-def _single_process(command: Sequence[str], request: Request, box: ContainerText) -> str:
-    line = f"{box.around}{shell_command(command)}\n"
-    if (request.nodes or 1) == 1 and not box.step:
+def _single_process(launch: _Launch) -> str:
+    request, container = launch.request, launch.container
+    line = f"{container.around}{shell_command(launch.command)}\n"
+    if (request.nodes or 1) == 1 and not container.step:
         return line
-    return f"{_require_allocation(request)}{_srun_words(request, box)} \\\n    {line}"
+    return f"{_require_allocation(request)}{_srun_words(request, container)} \\\n    {line}"
 
 
-def _torchrun(
-    command: Sequence[str], request: Request, geometry: LaunchGeometry, settings: LaunchSettings, box: ContainerText
-) -> str:
-    start, program = split_torchrun(command)
-    restarts = f" --max-restarts {settings.max_restarts}" if settings.max_restarts else ""
-    processes, nodes = f"{geometry.processes}{restarts}", geometry.nodes
-    words = " ".join(shell_quote(word) for word in program)
-    if nodes == 1:
-        line = f"{box.around}{shell_command(start)} --standalone --nproc-per-node {processes} \\\n    {words}\n"
-        return f"{_require_allocation(request)}{_srun_words(request, box)} \\\n    {line}" if box.step else line
-    return (
-        f"{_require_allocation(request)}{_FIRST_HOST_LINES}{_srun_words(request, box)} \\\n"
-        f"    {box.around}{shell_command(start)} --nnodes {nodes} --nproc-per-node {processes} \\\n"
-        '    --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \\\n'
-        f"    {words}\n"
+def _torchrun(launch: _Launch) -> str:
+    request, geometry, container = launch.request, launch.geometry, launch.container
+    one_node = geometry.nodes == 1
+    values = LaunchValues(
+        nodes=geometry.nodes,
+        processes=geometry.processes,
+        id="$SLURM_JOB_ID",
+        node="",
+        address="$head",
+        port="" if one_node else "$port",
+        max_restarts=launch.settings.max_restarts or 0,
     )
+    program = " ".join(shell_quote(word) for word in launch.program)
+    line = f"{container.around}{shell_command(launch.start)} {_option_words('torchrun', values)} \\\n    {program}\n"
+    if one_node and not container.step:
+        return line
+    hosts = "" if one_node else _FIRST_HOST_LINES
+    return f"{_require_allocation(request)}{hosts}{_srun_words(request, container)} \\\n    {line}"
 
 
+def _option_words(launcher: str, values: LaunchValues) -> str:
+    """The launcher's options as inside a job; what the shell fills in is quoted as a whole."""
+    return " ".join(f'"{word}"' if "$" in word else word for word in find_launcher(launcher).options(values))
+
+
+#: Below the ephemeral ports, and by job id, so that two jobs of a node rarely meet; as in job/allocation.py.
+_PORT = f"{PORT_BASE} + SLURM_JOB_ID % {PORT_COUNT}"
 _FIRST_HOST_LINES = f"""\
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head="${{hosts[0]}}"
-port=$(({PORT_BASE} + SLURM_JOB_ID % {PORT_COUNT}))
+port=$(({_PORT}))
 """
 
 
-def _srun_tasks(command: Sequence[str], request: Request, geometry: LaunchGeometry, box: ContainerText) -> str:
+def _srun_tasks(launch: _Launch) -> str:
     """One task per GPU; each learns its rank from Slurm at its own start, not from the batch shell."""
+    geometry, container = launch.geometry, launch.container
     cpus = "" if geometry.cpus_per_task is None else f" --cpus-per-task={geometry.cpus_per_task}"
     place = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS"
     return (
-        f"{_require_allocation(request)}{_FIRST_HOST_LINES}"
+        f"{_require_allocation(launch.request)}{_FIRST_HOST_LINES}"
         'export MASTER_ADDR="$head" MASTER_PORT="$port"\n'
-        f"srun --kill-on-bad-exit=1 --ntasks-per-node={geometry.tasks}{cpus}{box.step} \\\n"
+        f"srun --kill-on-bad-exit=1 --ntasks-per-node={geometry.tasks}{cpus}{container.step} \\\n"
         f"    bash -c '{place}; exec \"$@\"' rank \\\n"
-        f"    {box.around}{shell_command(command)}\n"
+        f"    {container.around}{shell_command(launch.command)}\n"
     )
 
 
-def _accelerate_or_deepspeed(
-    launch: str,
-    program: Sequence[str],
-    request: Request,
-    geometry: LaunchGeometry,
-    said: LaunchSettings,
-    box: ContainerText,
-) -> str:
-    """accelerate or deepspeed on each node, told its place by Slurm; neither needs ssh."""
-    words = " ".join(shell_quote(word) for word in (*said.options, *_no_python_flag(program, launch)))
-    hosts = ""
-    if launch == "accelerate":
-        kind = " --multi_gpu" if geometry.world > 1 else ""
-        line = (
-            f"accelerate launch --num_machines {geometry.nodes} --num_processes {geometry.world}{kind} "
-            '--machine_rank "$SLURM_NODEID" --main_process_ip "$0" --main_process_port "$1" "${@:2}"'
-        )
-        given = '"$head" "$port"'
-    else:
-        hosts = (
-            f'hostfile="hosts-$SLURM_JOB_ID"\nprintf "%s slots={geometry.processes}\\n" "${{hosts[@]}}" > "$hostfile"\n'
-        )
-        line = (
-            'deepspeed --hostfile "$2" --no_ssh --node_rank "$SLURM_NODEID" '
-            '--master_addr "$0" --master_port "$1" "${@:3}"'
-        )
-        given = '"$head" "$port" "$hostfile"'
-    step = f"{_require_allocation(request)}{_FIRST_HOST_LINES}{hosts}{_srun_words(request, box)}"
-    return f"{step} \\\n    {box.around}bash -c 'exec {line}' {given} \\\n    {words}\n"
+def _accelerate(launch: _Launch) -> str:
+    return _with_node_rank("accelerate", launch)
 
 
-def _no_python_flag(program: Sequence[str], launch: str) -> list[str]:
-    """torchrun's --no-python in the words of the other launchers."""
-    return [{"accelerate": "--no_python", "deepspeed": "--no_python"}[launch] if word == "--no-python" else word
-            for word in program]  # fmt: skip
+def _deepspeed(launch: _Launch) -> str:
+    slots = f'printf "%s slots={launch.geometry.processes}\\n" "${{hosts[@]}}" > "$hostfile"\n'
+    return _with_node_rank("deepspeed", launch, f'hostfile="hosts-$SLURM_JOB_ID"\n{slots}', ("$hostfile",))
+
+
+def _with_node_rank(mode: str, launch: _Launch, lines: str = "", further: Sequence[str] = ()) -> str:
+    """A launcher on each node, which learns its number inside the task of srun; it needs no ssh."""
+    request, container, launcher = launch.request, launch.container, find_launcher(mode)
+    given = ["$head", "$port", *further]
+    values = LaunchValues(
+        nodes=launch.geometry.nodes,
+        processes=launch.geometry.processes,
+        id="$SLURM_JOB_ID",
+        node="$SLURM_NODEID",
+        address="$0",
+        port="$1",
+        hostfile="$2",
+        max_restarts=launch.settings.max_restarts or 0,
+    )
+    line = f'{shell_command(launcher.program)} {_option_words(mode, values)} "${{@:{len(given)}}}"'
+    program = [launcher.no_python if word == "--no-python" else word for word in launch.program]
+    words = " ".join(shell_quote(word) for word in (*launch.settings.options, *program))
+    step = f"{_require_allocation(request)}{_FIRST_HOST_LINES}{lines}{_srun_words(request, container)}"
+    values_given = " ".join(f'"{value}"' for value in given)
+    return f"{step} \\\n    {container.around}bash -c 'exec {line}' {values_given} \\\n    {words}\n"
+
+
+#: The launch part of a script for each launch mode (job/launch/geometry.py:LAUNCH_MODES).
+_LAUNCH_PARTS: dict[str, Callable[[_Launch], str]] = {
+    "process": _single_process,
+    "torchrun": _torchrun,
+    "srun": _srun_tasks,
+    "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+    "replicas": _replica_lines,
+}
 
 
 def _require_allocation(request: Request) -> str:
@@ -299,14 +327,14 @@ def _require_allocation(request: Request) -> str:
     return f': "${{SLURM_JOB_ID:?this script needs {request.nodes} nodes: submit it with sbatch}}"\n'
 
 
-def _srun_words(request: Request, box: ContainerText) -> str:
+def _srun_words(request: Request, container: ContainerText) -> str:
     # Since 22.05 srun does not take --cpus-per-task from the job: without it a task would get one core.
     cpus = (
         f"--cpus-per-task={request.cpus}"
         if request.cpus
         else '${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}'
     )
-    return f"srun --kill-on-bad-exit=1 --ntasks-per-node=1 {cpus}{box.step}"
+    return f"srun --kill-on-bad-exit=1 --ntasks-per-node=1 {cpus}{container.step}"
 
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -319,7 +347,7 @@ def script_header(options: Sequence[tuple[str, str | None]], comments: Sequence[
     for comment in comments:
         refuse_line_breaks(comment, "a comment")
     lines = ["#!/bin/bash", *(f"# {comment}".rstrip() for comment in comments)]
-    lines += [sbatch_line(name, value) for name, value in options]
+    lines += sbatch_lines(options)
     return "\n".join(lines) + "\n"
 
 

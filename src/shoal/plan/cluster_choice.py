@@ -34,6 +34,15 @@ def choose_cluster(
     return named_cluster(project, UNNAMED)
 
 
+def is_here(cluster: Cluster, environ: Mapping[str, str]) -> bool:
+    """Whether this machine is part of a profile's cluster, so that nothing has to go over ssh."""
+    if not has_slurm(environ):
+        return False
+    from shoal.clusters import cluster_name
+
+    return _match_score(cluster, cluster_name(environ), socket.gethostname()) > 0
+
+
 def has_slurm(environ: Mapping[str, str]) -> bool:
     """Whether there is a Slurm to talk to: its programs, and a configuration. A controller that is down still counts.
 

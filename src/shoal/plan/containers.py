@@ -17,10 +17,12 @@ from shoal.batch import shell_command, shell_quote
 from shoal.describe import Cluster
 from shoal.errors import InputError
 from shoal.job import Container, ContainerError, build_container, container_argv, merge_settings, with_absolute_paths
-from shoal.model import RunSpec
+from shoal.model import ContainerSettings, RunSpec
 
 if TYPE_CHECKING:
     from shoal.plan.submissions import PlannedSubmission
+
+_NO_SETTINGS = ContainerSettings()
 
 
 def check_containers(submissions: Sequence[PlannedSubmission], cluster: Cluster) -> list[str]:
@@ -29,7 +31,7 @@ def check_containers(submissions: Sequence[PlannedSubmission], cluster: Cluster)
     seen: set[object] = set()
     for planned in submissions:
         for run in planned.runs:
-            key = (id(planned.resolved), planned.shape, msgspec.json.encode(run.spec.container))
+            key = (id(planned.resolved), planned.layout, msgspec.json.encode(run.spec.container))
             if key in seen:
                 continue
             seen.add(key)
@@ -43,6 +45,8 @@ def check_containers(submissions: Sequence[PlannedSubmission], cluster: Cluster)
 
 def container_of(spec: RunSpec, cluster: Cluster) -> Container | None:
     """The step's or experiment's settings over the profile's; None where no image is named."""
+    if spec.container == cluster.container == _NO_SETTINGS:
+        return None
     try:
         one = build_container(merge_settings(spec.container.record(), cluster.container.record()))
     except ContainerError as error:
@@ -64,7 +68,7 @@ def _check_runnable(one: Container, spec: RunSpec, cluster: Cluster, *, packed: 
     place = f"container of {spec.name}"
     if one.by_srun and (cluster.is_local or packed):
         where = "this machine is not Slurm" if cluster.is_local else "runs of a pack are not started by srun"
-        hint = "--container none   # runs it without one" if cluster.is_local else "--shape job"
+        hint = "--container none   # runs it without one" if cluster.is_local else "--layout job"
         raise InputError(f"pyxis is a plugin of srun, and {where}", hint=hint, place=place)
     # What lies in the project is where it runs as well; other folders may exist on the nodes alone.
     known = cluster.is_local or Path(one.image).is_relative_to(spec.cwd)

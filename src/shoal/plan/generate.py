@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
@@ -26,10 +28,12 @@ from shoal.plan.batch_script import launch_lines, render_script, script_header, 
 from shoal.plan.containers import ContainerText, container_lines
 from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
 
-#: What the reference generator runs, and what it asks for when nobody says anything.
+#: Defaults of MuLoCo's generator: the program, the request, and 8 fault-tolerant replicas on each node.
 DEFAULT_COMMAND = ("python", "./torchtitan/train.py")
-DEFAULT_REQUEST = Request(nodes=1, gpus=8, time="36:00:00")
+DEFAULT_REQUEST = Request(nodes=2, gpus=8, time="36:00:00")
+DEFAULT_REPLICAS_PER_NODE = 8
 DEFAULT_MAIL_TYPE = "BEGIN,END,FAIL"
+_CHECKSUM = re.compile(rb"^# checksum ([0-9a-f]{16}): [^\n]*\n", re.MULTILINE)
 K = TypeVar("K")
 
 
@@ -51,6 +55,7 @@ class GenerateOptions(msgspec.Struct, frozen=True, kw_only=True):
     account: str | None = None
     nodes: str | None = None
     gpus_per_node: str | None = None
+    ntasks_per_node: int | None = None
     cpus_per_node: str | None = None
     mem: str | None = None
     time: str | None = None
@@ -72,20 +77,21 @@ class GeneratedScript(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def generate_script(wish: GenerateOptions, project: Project, cluster: Cluster) -> GeneratedScript:
+def generate_script(options: GenerateOptions, project: Project, cluster: Cluster) -> GeneratedScript:
     """Decide header, set-up and launch. InputError for anything that could not work."""
-    step = None if wish.step is None else project.step(wish.step)
-    launch, settings, notes = _launch(wish, step)
-    command = _command(wish, step)
+    step = None if options.step is None else project.step(options.step)
+    launch, settings, notes = _launch(options, step)
+    command = _command(options, step)
     _refuse_unfilled([*settings.args, *settings.env.values()], "the launch settings", REPLICA_PLACEHOLDERS)
-    real_name = wish.job_name or wish.step or _stem(wish.config_file) or "job"
+    real_name = options.job_name or options.step or _stem(options.config_file) or "job"
     name = make_slug(real_name)
-    resolved = _resolve(wish, step, project, cluster, launch, settings)
-    logs = [wish.output or f"{cluster.logs}.out", wish.error or f"{cluster.logs}.err"]
+    resolved = _resolve(options, step, project, cluster, launch, settings)
+    notes += _task_notes(options, resolved)
+    logs = [options.output or f"{cluster.logs}.out", options.error or f"{cluster.logs}.err"]
     for flag, path in zip(("--output", "--error"), logs, strict=True):
         _check_log(flag, path)
     folders = tuple(dict.fromkeys(os.path.dirname(path) or "." for path in logs))
-    options = [
+    sbatch_options = [
         ("job-name", name),
         *resolved.options,
         ("output", logs[0]),
@@ -100,9 +106,9 @@ def generate_script(wish: GenerateOptions, project: Project, cluster: Cluster) -
         f"The log folder must exist before the job starts: {' '.join(shlex.quote(folder) for folder in folders)}",
     ]
     text = render_script(
-        script_header(options, comments),
+        script_header(sbatch_options, comments),
         setup_text(resolved.cluster, _without_placeholders(step.env, f"`env` of step {step.name!r}") if step else None),
-        launch_lines(launch, command, resolved.request, settings, _container(wish, step, project, resolved)),
+        launch_lines(launch, command, resolved.request, settings, _container(options, step, project, resolved)),
     )
     return GeneratedScript(
         script=text,
@@ -115,9 +121,39 @@ def generate_script(wish: GenerateOptions, project: Project, cluster: Cluster) -
     )
 
 
-def _container(wish: GenerateOptions, step: Step | None, project: Project, resolved: ResolvedRequest) -> ContainerText:
+def _task_notes(options: GenerateOptions, resolved: ResolvedRequest) -> list[str]:
+    """MuLoCo counts a task for its lighthouse; shoal's scripts compute tasks and their CPUs from the launch."""
+    asked, tasks = options.ntasks_per_node, resolved.geometry.tasks
+    if asked is None or asked == tasks:
+        return []
+    if asked < 1:
+        raise InputError(f"--ntasks-per-node must be at least 1 (got {asked})")
+    return [f"--ntasks-per-node {asked} has no effect: this launch mode has {tasks} tasks per node"]
+
+
+def with_checksum(script: str) -> bytes:
+    """The bytes of a script file, with a line that tells whether it was edited since."""
+    data = script.encode("utf-8", "surrogateescape")
+    first, _, rest = data.partition(b"\n")
+    line = f"# checksum {_digest(data)}: shoal generate overwrites this file only while it is unedited\n"
+    return first + b"\n" + line.encode() + rest
+
+
+def is_unedited(data: bytes) -> bool:
+    """Whether a file is as `with_checksum` made it."""
+    found = _CHECKSUM.search(data)
+    return found is not None and found[1].decode() == _digest(data[: found.start()] + data[found.end() :])
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _container(
+    options: GenerateOptions, step: Step | None, project: Project, resolved: ResolvedRequest
+) -> ContainerText:
     """The container of the flag, over the step's, over the profile's."""
-    flag = ContainerSettings() if wish.container is None else parse_word(wish.container, "--container")
+    flag = ContainerSettings() if options.container is None else parse_word(options.container, "--container")
     settings = over(flag, step.container if step else ContainerSettings())
     try:
         one = build_container(merge_settings(settings.record(), resolved.cluster.container.record()))
@@ -129,53 +165,68 @@ def _container(wish: GenerateOptions, step: Step | None, project: Project, resol
         raise InputError(error.message, hint=error.hint, place="container") from None
 
 
-def _launch(wish: GenerateOptions, step: Step | None) -> tuple[str, LaunchSettings, list[str]]:
-    """Mode and settings: what the flags say, else the step's. The reference generator's flags choose by themselves."""
-    mode, settings = (step.launch, step.launch_settings) if step else ("process", LaunchSettings())
-    replicas = [
-        flag
-        for flag, value in (
-            ("--num-ft-replicas-per-node", wish.replicas_per_node),
-            ("--nodes-per-replica", wish.nodes_per_replica),
+def _launch(options: GenerateOptions, step: Step | None) -> tuple[str, LaunchSettings, list[str]]:
+    """Mode and settings: those of the flags, else the step's, else MuLoCo's replicas."""
+    if options.use_ddp:
+        if options.launch not in (None, "torchrun"):
+            raise InputError(
+                f"--use-ddp cannot be used with --launch {options.launch}", hint="remove --use-ddp or --launch"
+            )
+        return (
+            "torchrun",
+            LaunchSettings(),
+            [f"{flag} has no effect with --use-ddp" for flag in _replica_flags(options)],
         )
-        if value is not None
-    ]
-    if wish.launch is not None:
-        mode, settings = change_mode(wish.launch, mode, settings)
-    if wish.use_ddp:
-        if wish.launch not in (None, "torchrun"):
-            raise InputError(f"--use-ddp and --launch {wish.launch} contradict each other", hint="leave one out")
-        return "torchrun", LaunchSettings(), [f"{flag} says nothing with --use-ddp" for flag in replicas]
-    if not replicas:
+    mode, settings = (step.launch, step.launch_settings) if step else ("process", LaunchSettings())
+    if options.launch is not None:
+        mode, settings = change_mode(options.launch, mode, settings)
+    if not _uses_replica_flags(options):
         return mode, settings, []
-    if wish.launch not in (None, "replicas"):
-        raise InputError(f"{replicas[0]} says nothing with --launch {wish.launch}", hint="leave one out")
+    if options.launch not in (None, "replicas"):
+        flag = _replica_flags(options)[0]
+        raise InputError(f"{flag} has no effect with --launch {options.launch}", hint=f"remove {flag} or --launch")
     notes = []
-    per_node, over = wish.replicas_per_node, wish.nodes_per_replica
-    if (over or 1) > 1 and per_node is not None:
-        notes.append(f"--num-ft-replicas-per-node says nothing with --nodes-per-replica {over}")
+    per_node, over_nodes = options.replicas_per_node, options.nodes_per_replica
+    if (over_nodes or 1) > 1:
+        if per_node is not None:
+            notes.append(f"--num-ft-replicas-per-node has no effect with --nodes-per-replica {over_nodes}")
         per_node = None
-    chosen = msgspec.structs.replace(settings, replicas_per_node=per_node, nodes_per_replica=over)
-    if wish.config_file is not None and not chosen.args:
+    elif per_node is None and step is None:
+        per_node = DEFAULT_REPLICAS_PER_NODE
+    chosen = msgspec.structs.replace(settings, replicas_per_node=per_node, nodes_per_replica=over_nodes)
+    if options.config_file is not None and not chosen.args:
         # The trainer behind a config file takes these among its overrides.
         chosen = msgspec.structs.replace(chosen, args=list(ARGUMENT_SETS["muloco"]))
     return "replicas", chosen, notes
 
 
-def _command(wish: GenerateOptions, step: Step | None) -> tuple[str, ...]:
+def _replica_flags(options: GenerateOptions) -> list[str]:
+    given = (
+        ("--num-ft-replicas-per-node", options.replicas_per_node),
+        ("--nodes-per-replica", options.nodes_per_replica),
+    )
+    return [flag for flag, value in given if value is not None]
+
+
+def _uses_replica_flags(options: GenerateOptions) -> bool:
+    """Whether the flags ask for replicas: they name their number, or name no launch mode at all."""
+    return bool(_replica_flags(options)) or (options.step is None and options.launch is None)
+
+
+def _command(options: GenerateOptions, step: Step | None) -> tuple[str, ...]:
     """The program, its config file as --job.config_file, and the extra words, as overrides where there is a config."""
-    if wish.step is None and wish.config_file is None:
+    if options.step is None and options.config_file is None:
         raise InputError("say what to train: --config-file CONFIG, or --step NAME of shoal.toml")
     words = list(step.command if step else DEFAULT_COMMAND)
-    if wish.command is not None:
-        words = _split("--command", wish.command)
+    if options.command is not None:
+        words = _split("--command", options.command)
         if not words:
             raise InputError("the command is empty", place="--command")
-    extra = _split("--extra-args", wish.extra_args)
-    if wish.config_file is not None:
-        words += ["--job.config_file", wish.config_file]
-        told = wish.replicas_per_node is not None or wish.nodes_per_replica is not None or wish.launch == "replicas"
-        extra = ["--cfg_options", *extra] if extra or (told and not wish.use_ddp) else []
+    extra = _split("--extra-args", options.extra_args)
+    if options.config_file is not None:
+        words += ["--job.config_file", options.config_file]
+        has_replicas = not options.use_ddp and (_uses_replica_flags(options) or options.launch == "replicas")
+        extra = ["--cfg_options", *extra] if extra or has_replicas else []
     return tuple(_without_placeholders(dict(enumerate([*words, *extra])), "the command").values())
 
 
@@ -202,23 +253,28 @@ def _split(flag: str, text: str) -> list[str]:
 
 
 def _resolve(
-    wish: GenerateOptions, step: Step | None, project: Project, cluster: Cluster, launch: str, settings: LaunchSettings
+    options: GenerateOptions,
+    step: Step | None,
+    project: Project,
+    cluster: Cluster,
+    launch: str,
+    settings: LaunchSettings,
 ) -> ResolvedRequest:
     """The written flags are sbatch's own, so they are read as sbatch reads them."""
     default = step.request if step else DEFAULT_REQUEST
     if step is None and cluster.time is not None:
         default = msgspec.structs.replace(default, time=cluster.time)
-    mail_type = wish.mail_type or (DEFAULT_MAIL_TYPE if wish.mail_user and not cluster.mail_type else None)
+    mail_type = options.mail_type or (DEFAULT_MAIL_TYPE if options.mail_user and not cluster.mail_type else None)
     written = {
-        "partition": wish.partition,
-        "account": wish.account,
-        "qos": wish.qos,
-        "nodes": wish.nodes,
-        "gpus-per-node": wish.gpus_per_node,
-        "cpus-per-task": wish.cpus_per_node,
-        "mem": wish.mem,
-        "time": wish.time,
-        "mail-user": wish.mail_user,
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "nodes": options.nodes,
+        "gpus-per-node": options.gpus_per_node,
+        "cpus-per-task": options.cpus_per_node,
+        "mem": options.mem,
+        "time": options.time,
+        "mail-user": options.mail_user,
         "mail-type": mail_type,
     }
     flags = parse_flags([f"--{name}={value}" for name, value in written.items() if value is not None])

@@ -1,8 +1,8 @@
-"""Compare job, array, packs and pilots for the same runs: hours requested, used and idle, makespan, time limit. Pure.
+"""Compare job, array, packs and pilots for the same runs: GPU-hours of runs and overhead, makespan. Pure.
 
-Compared is what the request costs once it runs; how long each layout waits in Slurm's queue depends on the cluster, and
-is asked there (`starts`) where it answers. An allocation that ends early returns its GPUs at once: idle is time in
-which they were allocated and no run used them.
+All of it is estimated from durations. What a layout requests (jobs, GPUs, time limit) is not computed here: it is read
+off the submissions that `submit` would send (actions/compare_layouts.py), and so is when Slurm would start them. An
+allocation that ends early returns its GPUs at once: overhead is time in which they were allocated and no run had them.
 
 A pack is simulated with the allocator and queue of job/pack, so it does what the simulation shows as far as the
 durations are right. Expected durations also give the order of its runs. List scheduling ends within (2 - 1/m) of the
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.job import GPU_PARTS, Allocator, Assignment, Demand, QueuedRun, RunQueue, even_share
+from shoal.units import plural
 
 
 class PackJob(NamedTuple):
@@ -69,7 +70,7 @@ class ScheduledRun(NamedTuple):
     """One run of a schedule: where it ran and when."""
 
     job: PackJob
-    holding: Assignment
+    assignment: Assignment
     start: float
     end: float
 
@@ -91,10 +92,10 @@ def simulate(jobs: Sequence[PackJob], *, slots: int, gpus: int = 0) -> PackSched
     """Run jobs in their order over one node. A job that can never fit is a ValueError. CPUs do not count: an allocation
     asks for as many as the runs in all its slots need.
     """
-    books = Allocator(slots, gpus, (), keep_whole=len({job.gpu_parts >= GPU_PARTS for job in jobs}) > 1)
+    allocator = Allocator(slots, gpus, (), keep_whole=len({job.gpu_parts >= GPU_PARTS for job in jobs}) > 1)
     items = [QueuedRun(str(job.place), at, Demand(job.gpu_parts if gpus else 0)) for at, job in enumerate(jobs)]
     for item in items:
-        why = books.never(item.need)
+        why = allocator.never(item.need)
         if why is not None:
             raise ValueError(why)
     queue = RunQueue(items)
@@ -102,15 +103,15 @@ def simulate(jobs: Sequence[PackJob], *, slots: int, gpus: int = 0) -> PackSched
     running: list[tuple[float, int, Assignment]] = []
     placed: list[ScheduledRun] = []
     while len(queue) or running:
-        while (choice := queue.next(books, None)) is not None:
+        while (choice := queue.next(allocator, None)) is not None:
             job = jobs[choice.item.place]
             end = now + expected_length_s(job)
-            placed.append(ScheduledRun(job, choice.holding, now, end))
-            heapq.heappush(running, (end, choice.item.place, choice.holding))
-        now, _, holding = heapq.heappop(running)
-        books.give(holding)
+            placed.append(ScheduledRun(job, choice.assignment, now, end))
+            heapq.heappush(running, (end, choice.item.place, choice.assignment))
+        now, _, assignment = heapq.heappop(running)
+        allocator.give(assignment)
         while running and running[0][0] == now:
-            books.give(heapq.heappop(running)[2])
+            allocator.give(heapq.heappop(running)[2])
     busy = sum((one.end - one.start) * (one.job.gpu_parts / GPU_PARTS if gpus else 1) for one in placed)
     return PackSchedule(placed, max((one.end for one in placed), default=0.0), gpus or slots, busy)
 
@@ -130,49 +131,59 @@ def min_makespan_s(jobs: Sequence[PackJob], *, slots: int, gpus: int = 0) -> flo
     return max(max(lengths), work / (gpus or slots), sum(lengths) / slots)
 
 
-#: A time limit is this much longer than what is expected.
-TIME_LIMIT_FACTOR = 1.2
 #: Where even the smallest request would wait so long, the cluster is full.
 _FULL_CLUSTER_WAIT_S = 60.0
-JOB_PER_RUN, ARRAY = "job each", "array"
+JOB_PER_RUN, ARRAY = "job per run", "array"
 
 
 class LayoutCost(NamedTuple):
     """One way to lay the runs over allocations. Hours are GPU-hours, or slot-hours where runs take no GPU.
 
-    `held` is what passes while it is allocated; `start_s` is in how many seconds Slurm would start the first of it.
+    Estimated from durations: `runs`, `overhead`, `makespan_s` (which holds if `gpus_at_once` are free), and `start_s`,
+    in how many seconds Slurm would start the first job. What `submit` sends: `jobs`, and `nodes` and `gpus` of the
+    largest of them, the longest `time_limit_s`, `requested`, and `max_follow_ups`; None where a job has no time limit.
     """
 
     name: str
-    entries: int
+    jobs: int
     gpus: int
-    time_limit_s: float
-    requested: float
-    used: float
-    idle: float
+    runs: float
+    overhead: float
     makespan_s: float
+    gpus_at_once: int
+    nodes: int = 1
+    time_limit_s: int | None = None
+    requested: float | None = None
+    max_follow_ups: int = 0
     start_s: float | None = None
+    flags: str = ""
 
     @property
-    def held(self) -> float:
-        return self.used + self.idle
+    def allocated(self) -> float:
+        return self.runs + self.overhead
 
     @property
     def finish_s(self) -> float:
         return self.makespan_s + (self.start_s or 0.0)
 
 
+#: Fields of LayoutCost that are estimates; all others are facts of the request.
+ESTIMATED_FIELDS = ("allocated", "runs", "overhead", "makespan_s", "start_s", "finish_s")
+
+
 class LayoutComparison(NamedTuple):
-    """All shapes, what was assumed, the best for time and for cost, whether the cluster is full, and whether GPUs are
-    slots here because the runs take no GPU.
+    """All layouts, what was assumed, the best for time and for cost, whether the cluster is full, and whether GPUs are
+    slots here because the runs take no GPU. `left_out` says which layouts cannot be submitted, and why.
     """
 
-    shapes: list[LayoutCost]
+    layouts: list[LayoutCost]
     assumptions: list[str]
     fastest: str
     cheapest: str
     full: bool = False
     of_slots: bool = False
+    left_out: tuple[str, ...] = ()
+    run_count: int = 0
 
 
 def split_over_nodes(gpus: int, per_node: int | None) -> tuple[int, int]:
@@ -196,65 +207,98 @@ def assume_durations(jobs: Sequence[PackJob], source: str) -> tuple[list[PackJob
         return [job._replace(expect_s=job.limit_s) for job in jobs], ["every run takes its whole time limit"]
     if all(costs):
         return [job._replace(expect_s=job.cost) for job in jobs], ["durations in units of cost: compare, do not add up"]
-    raise ValueError("nothing says how long these runs take")
+    raise ValueError("run durations are unknown")
+
+
+def layout_widths(jobs: Sequence[PackJob], per_node: int | None = None, max_gpus: int | None = None) -> list[int]:
+    """How many GPUs packs are compared with: powers of two, as far as the runs can use them and the cluster has them,
+    rounded up to whole nodes."""
+    widest = _widest(jobs)
+    most = max(widest, sum(max(job.gpu_parts, 1) for job in jobs) // GPU_PARTS)
+    most = max(widest, min(most, max_gpus or most))
+    wanted = [width for width in (1, 2, 4, 8, 16, 32) if widest <= width <= most] or [widest]
+    return list(dict.fromkeys(math.prod(split_over_nodes(width, per_node)) for width in wanted))
 
 
 def compare_layouts(
-    jobs: Sequence[PackJob], assumptions: Sequence[str], *, startup_s: float = 0.0, widths: Sequence[int] | None = None
+    jobs: Sequence[PackJob],
+    assumptions: Sequence[str],
+    *,
+    startup_s: float = 0.0,
+    widths: Sequence[int] | None = None,
+    max_gpus: int | None = None,
+    one_by_one: bool = False,
 ) -> LayoutComparison:
-    """Compare shapes for jobs with durations. `startup_s` is paid once by every allocation (set-up, staging)."""
-    widest = max(1, max(math.ceil(job.gpu_parts / GPU_PARTS) for job in jobs))
-    most = max(widest, sum(max(job.gpu_parts, 1) for job in jobs) // GPU_PARTS)
+    """Compare layouts for jobs with durations. `startup_s` is paid once by every allocation (set-up, staging).
+
+    `max_gpus` are those of the cluster: what asks for more of them waits for others to end. With `one_by_one` (this
+    machine) jobs follow each other, and arrays and pilots do not exist.
+    """
+    widest = _widest(jobs)
     if widths is None:
-        widths = [width for width in (1, 2, 4, 8, 16, 32) if widest <= width <= most] or [widest]
-    shapes = [_job_per_run(jobs, startup_s), _array(jobs, startup_s)]
+        widths = layout_widths(jobs, max_gpus=max_gpus)
     # What pilots do together is what one allocation of all their GPUs would: each width is played once.
     played = _ScheduleCache(longest_first(jobs))
-    shapes += [_pack(played.on(width), startup_s) for width in widths]
-    shapes += [_pilots(played.on(count * widest), count, widest, startup_s) for count in widths if count > 1]
-    return LayoutComparison(shapes, [*assumptions, *_startup_note(startup_s)], _fastest(shapes), _cheapest(shapes))
+    separate = _separate_jobs(jobs, startup_s, max_gpus, one_by_one)
+    layouts = [separate] if one_by_one else [separate, separate._replace(name=ARRAY)]
+    layouts += [_pack(played.on(width), startup_s) for width in widths]
+    for count in () if one_by_one else widths:
+        side_by_side = min(count, max(1, (max_gpus or count * widest) // widest))
+        if count > 1:
+            layouts.append(_pilots(played.on(side_by_side * widest), count, widest, startup_s))
+    remarks = [f"every allocation needs {startup_s:g} s to start up"] if startup_s else []
+    remarks += [f"the cluster has {plural(max_gpus, 'GPU')}"] if max_gpus else []
+    return LayoutComparison(
+        layouts, [*assumptions, *remarks], _fastest(layouts), _cheapest(layouts), run_count=len(jobs)
+    )
+
+
+def choose_best(comparison: LayoutComparison) -> LayoutComparison:
+    """The same, with the best of its layouts named anew."""
+    layouts = comparison.layouts
+    return comparison._replace(fastest=_fastest(layouts), cheapest=_cheapest(layouts))
 
 
 def with_start_times(comparison: LayoutComparison, starts: Mapping[str, float]) -> LayoutComparison:
-    """The same with the seconds until Slurm would start each shape, as it answered.
+    """The same with the seconds until Slurm would start each layout, as it answered.
 
     On a full cluster the runs of jobs and arrays do not start together: what is expected of them is not true there,
     and small allocations that share a queue are what gets through it.
     """
-    shapes = [shape._replace(start_s=starts.get(shape.name)) for shape in comparison.shapes]
+    layouts = [layout._replace(start_s=starts.get(layout.name)) for layout in comparison.layouts]
     if not starts or min(starts.values()) < _FULL_CLUSTER_WAIT_S:
-        return comparison._replace(shapes=shapes, fastest=_fastest(shapes), cheapest=_cheapest(shapes))
+        return choose_best(comparison._replace(layouts=layouts))
     queues = [
-        shape for shape in shapes if shape.name not in (JOB_PER_RUN, ARRAY) and shape.start_s is not None
-    ] or shapes
-    said = "the cluster is full: jobs and arrays would not start together and are not compared for time"
+        layout for layout in layouts if layout.name not in (JOB_PER_RUN, ARRAY) and layout.start_s is not None
+    ] or layouts
+    assumption = "the cluster is full: jobs and arrays would not start together and are not compared for time"
     return comparison._replace(
-        shapes=shapes,
+        layouts=layouts,
         fastest=_fastest(queues),
-        cheapest=_cheapest(shapes),
-        assumptions=[*comparison.assumptions, said],
+        cheapest=_cheapest(layouts),
+        assumptions=[*comparison.assumptions, assumption],
         full=True,
     )
 
 
-def _job_per_run(jobs: Sequence[PackJob], startup_s: float) -> LayoutCost:
-    limits = [math.ceil(expected_length_s(job) * TIME_LIMIT_FACTOR + startup_s) for job in jobs]
-    asked = sum(limit * _gpus(job) for limit, job in zip(limits, jobs, strict=True))
-    return _separate_jobs(JOB_PER_RUN, jobs, asked, max(limits), startup_s)
-
-
-def _array(jobs: Sequence[PackJob], startup_s: float) -> LayoutCost:
-    limit = math.ceil(max(expected_length_s(job) for job in jobs) * TIME_LIMIT_FACTOR + startup_s)
-    return _separate_jobs(ARRAY, jobs, limit * sum(_gpus(job) for job in jobs), limit, startup_s)
-
-
-def _separate_jobs(name: str, jobs: Sequence[PackJob], asked: float, limit: float, startup_s: float) -> LayoutCost:
-    """All at once, each on GPUs of its own, given back when it ends; a share of a GPU still takes a whole one."""
-    used = sum(expected_length_s(job) * job.gpu_parts / GPU_PARTS for job in jobs)
-    held = sum((expected_length_s(job) + startup_s) * _gpus(job) for job in jobs)
-    longest = max(expected_length_s(job) for job in jobs) + startup_s
-    gpus = max(_gpus(job) for job in jobs)
-    return LayoutCost(name, len(jobs), gpus, limit, asked / 3600, used / 3600, (held - used) / 3600, longest)
+def _separate_jobs(jobs: Sequence[PackJob], startup_s: float, max_gpus: int | None, one_by_one: bool) -> LayoutCost:
+    """Each on GPUs of its own, given back when it ends; a share of a GPU still takes a whole one. All start at once, as
+    far as the cluster has GPUs."""
+    runs = sum(expected_length_s(job) * job.gpu_parts / GPU_PARTS for job in jobs)
+    allocated = sum((expected_length_s(job) + startup_s) * _gpus(job) for job in jobs)
+    lengths = [expected_length_s(job) + startup_s for job in jobs]
+    wanted, widest = sum(map(_gpus, jobs)), _widest(jobs)
+    at_once = widest if one_by_one else max(widest, min(wanted, max_gpus or wanted))
+    makespan = sum(lengths) if one_by_one else max(lengths)
+    if at_once < wanted and not one_by_one:
+        whole = [
+            job._replace(gpu_parts=_gpus(job) * GPU_PARTS, expect_s=length)
+            for job, length in zip(jobs, lengths, strict=True)
+        ]
+        makespan = simulate(whole, slots=at_once, gpus=at_once).makespan
+    return LayoutCost(
+        JOB_PER_RUN, len(jobs), widest, runs / 3600, (allocated - runs) / 3600, makespan, gpus_at_once=at_once
+    )
 
 
 class _ScheduleCache:
@@ -274,39 +318,34 @@ class _ScheduleCache:
 def _pack(played: PackSchedule, startup_s: float) -> LayoutCost:
     width = played.width
     makespan = played.makespan + startup_s
-    limit = math.ceil(makespan * TIME_LIMIT_FACTOR)
-    idle = max(0.0, width * makespan - played.busy)
-    return LayoutCost(
-        f"pack of {width}", 1, width, limit, width * limit / 3600, played.busy / 3600, idle / 3600, makespan
-    )
+    overhead = max(0.0, width * makespan - played.busy)
+    return LayoutCost(f"pack of {width}", 1, width, played.busy / 3600, overhead / 3600, makespan, gpus_at_once=width)
 
 
 def _pilots(played: PackSchedule, count: int, widest: int, startup_s: float) -> LayoutCost:
     """Small allocations that share the queue: each ends with the last run that it got."""
     ends: dict[int, float] = {}
     for one in played.placed:
-        for gpu in one.holding.gpus:
+        for gpu in one.assignment.gpus:
             ends[gpu // widest] = max(ends.get(gpu // widest, 0.0), one.end)
-    held = sum((end + startup_s) * widest for end in ends.values())
-    makespan = played.makespan + startup_s
-    limit = math.ceil(makespan * TIME_LIMIT_FACTOR)
-    asked = count * widest * limit
-    idle = max(0.0, held - played.busy)
-    return LayoutCost(f"{count} pilots", count, widest, limit, asked / 3600, played.busy / 3600, idle / 3600, makespan)
+    allocated = sum((end + startup_s) * widest for end in ends.values())
+    overhead, makespan = max(0.0, allocated - played.busy), played.makespan + startup_s
+    return LayoutCost(
+        f"{count} pilots", count, widest, played.busy / 3600, overhead / 3600, makespan, gpus_at_once=played.width
+    )
 
 
 def _gpus(job: PackJob) -> int:
     return max(1, math.ceil(job.gpu_parts / GPU_PARTS))
 
 
-def _startup_note(startup_s: float) -> list[str]:
-    told = ["jobs and arrays find a free GPU for every run at once"]
-    return [*told, f"every allocation needs {startup_s:g} s to start up"] if startup_s else told
+def _widest(jobs: Sequence[PackJob]) -> int:
+    return max(map(_gpus, jobs))
 
 
-def _fastest(shapes: Sequence[LayoutCost]) -> str:
-    return min(shapes, key=lambda shape: (round(shape.finish_s, 3), shape.held, shape.entries)).name
+def _fastest(layouts: Sequence[LayoutCost]) -> str:
+    return min(layouts, key=lambda layout: (round(layout.finish_s, 3), layout.allocated, layout.jobs)).name
 
 
-def _cheapest(shapes: Sequence[LayoutCost]) -> str:
-    return min(shapes, key=lambda shape: (round(shape.held, 6), shape.requested, shape.entries)).name
+def _cheapest(layouts: Sequence[LayoutCost]) -> str:
+    return min(layouts, key=lambda layout: (round(layout.allocated, 6), layout.requested or 0.0, layout.jobs)).name

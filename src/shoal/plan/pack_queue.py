@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from shoal.describe import common_early_stopping, parse_early_stop_flag
 from shoal.errors import InputError
-from shoal.job import GPU_PARTS, count_gpu_parts
+from shoal.job import GPU_PARTS, count_gpu_parts, needs_no_sampler
 from shoal.model import Request, RunSpec
 from shoal.plan.layouts import PackJob, expect_durations, fill_gpu_shares, longest_first, simulate
 from shoal.units import parse_duration_s
@@ -20,11 +20,11 @@ class PackOptions(NamedTuple):
     """None means: derived from the allocation. `gpus` and `nodes` are the allocation's, the others a run's.
 
     `time` is how long the allocation is asked for, `memory` what it has on each node.
-    `pilots` asks for that many small allocations instead of one; `follow` bounds the jobs that continue what a time
-    limit left over; `warn_s` before the end running runs are asked to stop, `grace_s` after that they are killed.
+    `pilots` asks for that many small allocations instead of one; `max_follow_ups` bounds the jobs that continue what a
+    time limit left over; `warn_s` before the end running runs are asked to stop, `grace_s` after that they are killed.
     `probe_s` starts runs of unknown length once for so long, to put the longest first.
     `shrink` gives nodes back that have nothing left to do; `dashboard` is Ray's.
-    `search` stops losing runs early: as --search spells it, "off", or None for what the sweep file says.
+    `early_stopping` stops losing runs early: as --early-stop spells it, "off", or None for what the sweep file says.
     """
 
     slots: int | None = None
@@ -40,28 +40,28 @@ class PackOptions(NamedTuple):
     retries: int = 0
     grace_s: float = 30.0
     warn_s: float = 60.0
-    follow: int = 3
+    max_follow_ups: int = 3
     bind: bool = False
     preload: tuple[str, ...] = ()
     probe_s: float | None = None
     shrink: bool = False
     mps: bool = True
     dashboard: bool = False
-    search: str | None = None
+    early_stopping: str | None = None
 
     def validate(self) -> PackOptions:
         """The same options, or an InputError that names the flag."""
-        for flag, value, least in (
+        for flag, value, minimum in (
             ("--slots", self.slots, 1),
             ("--gpus", self.gpus, 0),
             ("--nodes", self.nodes, 1),
             ("--pilots", self.pilots, 1),
             ("--cpus-per-run", self.cpus_per_run, 1),
             ("--retries", self.retries, 0),
-            ("--follow-ups", self.follow, 0),
+            ("--follow-ups", self.max_follow_ups, 0),
         ):
-            if value is not None and not least <= value <= 100_000:
-                raise InputError(f"{value} is not a number for {flag}", hint=f"{flag} {max(least, 4)}", place=flag)
+            if value is not None and not minimum <= value <= 100_000:
+                raise InputError(f"{value} is not a number for {flag}", hint=f"{flag} {max(minimum, 4)}", place=flag)
         if self.time is not None and parse_duration_s(self.time, place="--time") <= self.warn_s:
             raise InputError(
                 f"runs are told to stop {self.warn_s:g} s before the end of {self.time}: none would start",
@@ -92,8 +92,8 @@ class PackOptions(NamedTuple):
             raise InputError(
                 "--dashboard is Ray's, and the engine is another", hint="--engine ray --dashboard", place="--dashboard"
             )
-        if self.search is not None:
-            parse_early_stop_flag(self.search)
+        if self.early_stopping is not None:
+            parse_early_stop_flag(self.early_stopping)
         if self.gpus_per_run is not None:
             try:
                 wanted = count_gpu_parts(self.gpus_per_run)
@@ -123,7 +123,11 @@ class PackQueue(NamedTuple):
     options: PackOptions
     jobs: tuple[PackJob, ...]
     source: str
-    search: Mapping[str, Any] = {}
+    early_stopping: Mapping[str, Any] = {}
+    #: What starts the sampler, if a run is a trial that needs one.
+    sampler_command: Sequence[str] = ()
+    #: Whether the next run may depend on the results of those that have ended.
+    waits_for_ends: bool = False
 
     @property
     def pilots(self) -> int:
@@ -140,14 +144,17 @@ class PackQueue(NamedTuple):
             "warn_s": options.warn_s,
             "bind": options.bind,
             "time_limit_s": parse_duration_s(options.time) if options.time and local else None,
-            "follow": options.follow,
+            "max_follow_ups": options.max_follow_ups,
             "preload": list(options.preload),
             "engine": options.engine,
             "probe_s": options.probe_s,
             "shrink": options.shrink,
             "mps": options.mps,
             "dashboard": options.dashboard,
-            "search": dict(self.search) or None,
+            "early_stopping": dict(self.early_stopping) or None,
+            "sampler_command": list(self.sampler_command),
+            "waits_for_ends": self.waits_for_ends,
+            "takes_fewer_gpus": local and options.gpus_per_run is None,
         }
         queue = []
         for job in self.jobs:
@@ -192,7 +199,7 @@ def build_queue(
         if (request.nodes or 1) > 1:
             raise InputError(
                 f"{spec.name} asks for {request.nodes} nodes; a pack runs each of its runs on one",
-                hint="shoal submit FILE --shape job",
+                hint="shoal submit FILE --layout job",
             )
         own = options.gpu_parts
         if own is None:
@@ -206,15 +213,29 @@ def build_queue(
         cpus = options.cpus_per_run or request.cpus or 0
         waits_for = (needs or {}).get(place, ())
         jobs.append(
-            PackJob(place, own, cpus, spec.cost, None, request.time_limit_s, spec.survive.get("warn_s"), waits_for)
+            PackJob(
+                place, own, cpus, spec.cost, None, request.time_limit_s, spec.recovery.get("warn_before_s"), waits_for
+            )
         )
     known, source = expect_durations(jobs, earlier)
-    return PackQueue(options, tuple(longest_first(known)), source, _early_stopping([spec for spec, _ in runs], options))
+    specs = [spec for spec, _ in runs]
+    rule, sampler = _early_stopping(specs, options), _sampler_command(specs)
+    return PackQueue(options, tuple(longest_first(known)), source, rule, sampler, any(map(_needs_results, specs)))
+
+
+def _needs_results(spec: RunSpec) -> bool:
+    search = spec.search
+    return bool(search) and (not needs_no_sampler(search) or "until" in search or "patience" in search)
+
+
+def _sampler_command(specs: Sequence[RunSpec]) -> Sequence[str]:
+    asking = (spec.search["command"] for spec in specs if spec.search and not needs_no_sampler(spec.search))
+    return next(asking, ())
 
 
 def _early_stopping(specs: Sequence[RunSpec], options: PackOptions) -> dict[str, Any]:
     """How losers are stopped: as the command line says, or else as the sweep file of the runs does."""
-    if options.search is not None:
-        rule = parse_early_stop_flag(options.search)
+    if options.early_stopping is not None:
+        rule = parse_early_stop_flag(options.early_stopping)
         return rule._asdict() if rule else {}
-    return common_early_stopping([spec.search for spec in specs])
+    return common_early_stopping([spec.early_stopping for spec in specs])

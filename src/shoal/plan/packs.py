@@ -30,14 +30,14 @@ def plan_pack_submission(
     options: PackOptions,
     earlier: Mapping[int, float],
     *,
-    shape: str,
+    layout: str,
     requeue: bool = True,
 ) -> PlannedSubmission:
     """All runs as one submission. What a run asks for is its part; the allocation is computed from it and `options`."""
-    if shape == "pilots" and options.pilots is None:
+    if layout == "pilots" and options.pilots is None:
         options = options._replace(pilots=min(len(runs), 8))
     options = options.validate()
-    if shape == "pilots" and cluster.is_local:
+    if layout == "pilots" and cluster.is_local:
         raise InputError("pilots are Slurm jobs, and this machine is not Slurm", hint="leave --pilots out")
     for flag, value in (("--nodes", options.nodes), ("--mem", options.memory)):
         if cluster.is_local and value is not None:
@@ -49,12 +49,12 @@ def plan_pack_submission(
         flags = known.get(key) or known.setdefault(key, parse_flags(run.spec.flags, nodes=run.spec.request.nodes))
         asked.append((run.spec, flags.request.over(run.spec.request)))
     if not cluster.is_local:
-        options = options._replace(gpus=_gpus_per_node(options, asked, shape))
+        options = options._replace(gpus=_gpus_per_node(options, asked, layout))
     plan = build_queue(asked, options, earlier, {place: run.needs for place, run in enumerate(runs) if run.needs})
     first = next(iter(known.values()))
     request = _allocation(plan, [request for _, request in asked], cluster)
     resolved = resolve_request(request, msgspec.structs.replace(first, request=Request()), cluster, project.clusters)
-    return PlannedSubmission(tuple(runs), shape, resolved, requeue=requeue, pack=plan)
+    return PlannedSubmission(tuple(runs), layout, resolved, requeue=requeue, pack=plan)
 
 
 def pack_share(planned: PlannedSubmission, project: Project, cluster: Cluster) -> PlannedSubmission:
@@ -72,16 +72,16 @@ def pack_share(planned: PlannedSubmission, project: Project, cluster: Cluster) -
     return planned._replace(resolved=own)
 
 
-def _gpus_per_node(options: PackOptions, asked: Sequence[tuple[object, Request]], shape: str) -> int:
+def _gpus_per_node(options: PackOptions, asked: Sequence[tuple[object, Request]], layout: str) -> int:
     """GPUs on each node of the allocation: as said, or as many as the runs need at a time."""
     if options.gpus is not None:
         return options.gpus
     widest = options.gpus_per_run
     if widest is None:
         widest = max((request.gpu_share or request.gpus or 0) for _, request in asked)
-    if options.slots is None and shape != "pilots" and widest:
+    if options.slots is None and layout != "pilots" and widest:
         raise InputError(
-            "how many GPUs should the pack ask for?", hint="--gpus 4, or --shape pilots for several small allocations"
+            "how many GPUs should the pack ask for?", hint="--gpus 4, or --layout pilots for several small allocations"
         )
     return math.ceil(widest * (options.slots or 1))
 

@@ -66,12 +66,14 @@ def resolve_request(
     whole_nodes: bool = False,
     launch: str = "process",
     settings: LaunchSettings | None = None,
+    as_written: bool = False,
 ) -> ResolvedRequest:
     """The options for one submission; InputError when the profile knows that they cannot be served.
 
     Tasks and their CPUs follow from the launch; a flag that says otherwise about them is refused.
     `profiles` are all known clusters: a partition that another of them names is translated. `whole_nodes` takes the
-    node's CPUs and memory where the profile does not say how many GPUs share them.
+    node's CPUs and memory where the profile does not say how many GPUs share them. `as_written` is for batch scripts:
+    nodes, tasks, CPUs and memory that they do not ask for are left to Slurm, as with sbatch.
     """
     flags = flags.over(_profile_flags(cluster))
     qos = flags.qos or cluster.qos
@@ -80,7 +82,7 @@ def resolve_request(
     silenced = set().union(*(_OVERRIDES.get(option_name(flag), set()) for flag in flags.other))
     wanted = _portable_type(flags.request.over(request), cluster, profiles)
     partition, wanted = _partition(flags.partition, wanted, cluster, profiles, notes)
-    wanted = _fill_defaults(wanted, cluster, silenced, whole_nodes, notes)
+    wanted = _fill_defaults(wanted, cluster, silenced, whole_nodes, notes, as_written)
     _check_limits(wanted, cluster, qos)
     geometry = _geometry(launch, settings or LaunchSettings(), wanted, flags)
     if launch != "process":
@@ -88,10 +90,10 @@ def resolve_request(
     cpus = geometry.cpus_per_task
     options: list[tuple[str, str | None]] = [
         ("partition", partition),
-        ("account", flags.account or cluster.account),
+        ("account", _account(flags.account, cluster, profiles, notes)),
         ("qos", qos),
-        ("nodes", str(wanted.nodes)),
-        ("ntasks-per-node", str(geometry.tasks)),
+        ("nodes", None if wanted.nodes is None else str(wanted.nodes)),
+        ("ntasks-per-node", None if as_written else str(geometry.tasks)),
         ("cpus-per-task", None if cpus is None else str(cpus)),
         ("mem", wanted.memory),
         *_gpu_options(wanted, flags, cluster, silenced, notes),
@@ -236,12 +238,23 @@ def _all_partitions(cluster: Cluster) -> dict[str, str]:
     return found
 
 
+def _account(asked: str | None, cluster: Cluster, profiles: Mapping[str, Cluster], notes: list[str]) -> str | None:
+    """The account: as asked, or this cluster's where another profile has the one that was asked for."""
+    if asked is None or cluster.account is None or asked == cluster.account:
+        return asked or cluster.account
+    other = next((one.name for one in profiles.values() if one.name != cluster.name and one.account == asked), None)
+    if other is None:
+        return asked
+    notes.append(f"account {asked} of {other} is {cluster.account} here")
+    return cluster.account
+
+
 def _fill_defaults(
-    request: Request, cluster: Cluster, silenced: set[str], whole_nodes: bool, notes: list[str]
+    request: Request, cluster: Cluster, silenced: set[str], whole_nodes: bool, notes: list[str], as_written: bool
 ) -> Request:
     """Fill in what the profile knows: one node, its share of CPUs and memory, the default time."""
-    changes: dict[str, int | str] = {"nodes": request.nodes or 1}
-    share = _node_share(request, cluster, whole_nodes)
+    changes: dict[str, int | str] = {} if as_written else {"nodes": request.nodes or 1}
+    share = None if as_written else _node_share(request, cluster, whole_nodes)
     if share is not None:
         part, of = share
         words = "the whole node" if part == of else f"{part} of the node's {of} GPUs"
@@ -287,15 +300,15 @@ def _check_limits(request: Request, cluster: Cluster, qos: str | None) -> None:
 
 
 def _check_limit(
-    cluster: Cluster, qos: str | None, key: str, asked: int | None, most: int | None, words: str, flag: str
+    cluster: Cluster, qos: str | None, key: str, asked: int | None, maximum: int | None, words: str, flag: str
 ) -> None:
-    if asked is None or most is None or asked <= most:
+    if asked is None or maximum is None or asked <= maximum:
         return
     spell = {"mem": format_memory, "time": format_duration}.get(flag, str)
-    nearest = {"mem": format_memory, "time": format_slurm_time}.get(flag, str)(most)
+    nearest = {"mem": format_memory, "time": format_slurm_time}.get(flag, str)(maximum)
     raise InputError(
         f"{words.format(spell(asked))} is more than cluster {cluster.name} has"
-        f"{f' under QOS {qos}' if qos else ''}: {spell(most)} ({cluster.origin(key)})",
+        f"{f' under QOS {qos}' if qos else ''}: {spell(maximum)} ({cluster.origin(key)})",
         hint=f"--{flag}={nearest} is the most that is possible",
     )
 

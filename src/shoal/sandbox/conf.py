@@ -51,6 +51,8 @@ def slurm_conf(state: SandboxState, layout: SandboxPaths, *, host: str, user: st
     if not spec.hosts:
         # A sandbox on a laptop is nobody else's business: listen on the loopback address alone.
         values["CommunicationParameters"] = "NoCtldInAddrAny,NoInAddrAny"
+    if state.slurm_root is not None:
+        values["PluginDir"] = state.slurm_root.plugins
     if spec.gpus:
         values["GresTypes"] = "gpu"
     lines = [f"{key}={value}" for key, value in _apply_overrides(values, spec.settings).items()]
@@ -88,6 +90,8 @@ def slurmdbd_conf(state: SandboxState, layout: SandboxPaths, *, user: str) -> st
         "LogFile": str(layout.log("slurmdbd")),
         "PidFile": str(layout.run / "slurmdbd.pid"),
     }
+    if state.slurm_root is not None:
+        values["PluginDir"] = state.slurm_root.plugins
     return "".join(f"{key}={value}\n" for key, value in values.items())
 
 
@@ -194,11 +198,12 @@ SMALL_QOS_MAX_JOBS = 5
 HIGH_QOS_MAX_GPUS = 8
 
 
-def install_database_argv(install_db: str, layout: SandboxPaths, user: str) -> list[str]:
+def install_database_argv(install_db: str, state: SandboxState, layout: SandboxPaths, user: str) -> list[str]:
     """Fill the database folder; root needs no password, as the socket lies in a folder that only its user can enter."""
     return [
         install_db,
         "--no-defaults",
+        *_database_base(state),
         f"--user={user}",
         f"--datadir={layout.database}",
         "--auth-root-authentication-method=normal",
@@ -209,11 +214,12 @@ def install_database_argv(install_db: str, layout: SandboxPaths, user: str) -> l
     ]
 
 
-def mariadbd_argv(mariadbd: str, layout: SandboxPaths, user: str) -> list[str]:
+def mariadbd_argv(mariadbd: str, state: SandboxState, layout: SandboxPaths, user: str) -> list[str]:
     """A small database without a port, which does not wait for the disk: it is thrown away at the end."""
     return [
         mariadbd,
         "--no-defaults",
+        *_database_base(state),
         f"--user={user}",
         f"--datadir={layout.database}",
         f"--socket={layout.database_socket}",
@@ -227,6 +233,10 @@ def mariadbd_argv(mariadbd: str, layout: SandboxPaths, user: str) -> list[str]:
         "--innodb-lock-wait-timeout=900",
         "--max-allowed-packet=16M",
     ]
+
+
+def _database_base(state: SandboxState) -> list[str]:
+    return [f"--basedir={state.slurm_root.base}"] if state.slurm_root is not None else []
 
 
 def sacctmgr_commands(cluster: str, user: str) -> list[list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from shoal.errors import ShoalError
 from shoal.kernel import slurm
 from shoal.sandbox import conf, hosts, machine, process
-from shoal.sandbox.paths import SandboxPaths, SandboxState, write_atomically
+from shoal.sandbox.paths import SandboxPaths, SandboxState, SlurmRoot, write_atomically
 from shoal.sandbox.process import MARK_VARIABLE, SandboxProcess
 
 _TAIL_LINES = 12
@@ -92,7 +92,7 @@ class Daemons:
         """Slurm's own word for each node, such as "idle" or "down*"; empty when the controller does not answer."""
         if not self._listens("slurmctld"):
             return {}  # sinfo would wait for it, for several seconds
-        env = {**os.environ, "SLURM_CONF": str(self.layout.conf)}
+        env = {**os.environ, **programs_first(self.state.slurm_root, os.environ), "SLURM_CONF": str(self.layout.conf)}
         done = slurm.run_command(["sinfo", "-h", "-N", "-o", "%N|%t"], 10.0, env)
         rows = [line.split("|") for line in done.stdout.splitlines()]
         return {row[0]: row[1].strip() for row in rows if len(row) == 2}
@@ -124,22 +124,30 @@ class Daemons:
             files = {"key-file": layout.munge_key, "socket": layout.munge_socket, "pid-file": layout.run / "munged.pid"}
             files["seed-file"] = layout.run / "munge.seed"
             paths = [f"--{key}={path}" for key, path in files.items()]
-            return [_path("munged"), "--foreground", "--force", "--num-threads=4", *paths]
+            return [self.program("munged"), "--foreground", "--force", "--num-threads=4", *paths]
         if daemon == "mariadbd":
-            return conf.mariadbd_argv(_path("mariadbd"), layout, self.user)
+            return conf.mariadbd_argv(self.program("mariadbd"), self.state, layout, self.user)
         if daemon == "slurmdbd":
-            return [_path("slurmdbd"), "-D"]
+            return [self.program("slurmdbd"), "-D"]
         if daemon == "slurmctld":
-            return [_path("slurmctld"), "-D", "-f", str(layout.conf)]
+            return [self.program("slurmctld"), "-D", "-f", str(layout.conf)]
         if daemon in self.state.spec.node_names:
-            return [_path("slurmd"), "-D", "-N", daemon, "-f", str(layout.conf)]
+            stepd = ["-d", self.program("slurmstepd")] if self.state.slurm_root is not None else []
+            return [self.program("slurmd"), "-D", "-N", daemon, "-f", str(layout.conf), *stepd]
         raise ShoalError(f"there is no daemon {daemon!r}", hint=f"the daemons are {', '.join(self.names)}")
+
+    def program(self, name: str) -> str:
+        """Where one of Slurm's, munge's or MariaDB's programs is."""
+        if self.state.slurm_root is not None:
+            return str(self.state.slurm_root.programs / name)
+        return machine.find_program(name) or name
 
     def env(self) -> dict[str, str]:
         """The environment of all that `up` starts; the mark lets `down` find it whatever happened in between."""
         kept = {key: os.environ[key] for key in ("PATH", "HOME", "USER", "LANG", "TZ") if key in os.environ}
         return {
             **kept,
+            **programs_first(self.state.slurm_root, kept),
             MARK_VARIABLE: self.state.mark,
             "SLURM_CONF": str(self.layout.conf),
             "MYSQL_UNIX_PORT": str(self.layout.database_socket),
@@ -185,8 +193,12 @@ def log_tail(path: Path) -> str:
     return "\n".join(f"  {line}" for line in telling[-_TAIL_LINES:]) or "  (nothing)"
 
 
-def _path(name: str) -> str:
-    return machine.find_program(name) or name
+def programs_first(root: SlurmRoot | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """PATH with the programs of a built Slurm in front; nothing where the installed one is used."""
+    if root is None:
+        return {}
+    folders = environ.get("PATH", os.defpath).split(os.pathsep)
+    return {"PATH": os.pathsep.join([str(root.programs), *(f for f in folders if f != str(root.programs))])}
 
 
 def _accepts_connections(path: Path) -> bool:
@@ -212,6 +224,8 @@ class SandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     folder: str
     slurm_conf: str
+    slurm_version: str
+    programs: str | None  # where this Slurm's commands are, if it is not the installed one
     partitions: list[str]
     gpus_per_node: int
     gpu_type: str
@@ -234,6 +248,8 @@ def sandbox_status(state: SandboxState, layout: SandboxPaths) -> SandboxStatus:
         state=_overall_state(state, found),
         folder=str(layout.folder),
         slurm_conf=str(layout.conf),
+        slurm_version=state.slurm_version,
+        programs=str(state.slurm_root.programs) if state.slurm_root is not None else None,
         partitions=[partition.name for partition in spec.partitions],
         gpus_per_node=spec.gpus,
         gpu_type=spec.gpu_type,

@@ -46,8 +46,8 @@ def find_program(name: str) -> str | None:
 
 def check_programs(spec: SandboxSpec) -> None:
     """Refuse, with the command that installs them, when packages are missing."""
-    wanted = dict(_PACKAGE_OF)
-    if spec.accounting:
+    wanted = {} if spec.slurm else dict(_PACKAGE_OF)
+    if spec.accounting and not spec.slurm:
         wanted |= _PACKAGE_OF_ACCOUNTING
     if spec.hosts:
         wanted |= _PACKAGE_OF_HOSTS
@@ -59,6 +59,12 @@ def check_programs(spec: SandboxSpec) -> None:
             f"the sandbox needs programs that are not installed: {', '.join(missing)}",
             hint=f"{sudo}apt-get install -y --no-install-recommends {packages}",
         )
+
+
+def installed_slurm_version() -> str:
+    """As "22.05.8"; empty when slurmctld does not say it."""
+    done = subprocess.run([find_program("slurmctld") or "slurmctld", "-V"], capture_output=True, text=True, timeout=20)
+    return done.stdout.split()[-1] if done.stdout.split() else ""
 
 
 def check_rights(spec: SandboxSpec) -> None:

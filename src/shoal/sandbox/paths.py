@@ -33,6 +33,25 @@ class Ports(msgspec.Struct, frozen=True):
         return (self.slurmctld, *self.slurmd, self.slurmdbd)
 
 
+class SlurmRoot(msgspec.Struct, frozen=True, kw_only=True):
+    """A built root. `folder` is in it because its programs name their loader by its full path."""
+
+    release: str
+    version: str
+    suite: str
+    folder: str
+    plugins: str
+
+    @property
+    def programs(self) -> Path:
+        return Path(self.folder) / "programs"
+
+    @property
+    def base(self) -> Path:
+        """MariaDB's --basedir."""
+        return Path(self.folder) / "usr"
+
+
 class SandboxState(msgspec.Struct, frozen=True, kw_only=True):
     """What `up` decided and how far it came; `mark` is in the environment of every process it started."""
 
@@ -42,6 +61,8 @@ class SandboxState(msgspec.Struct, frozen=True, kw_only=True):
     ports: Ports
     cgroups: bool
     subnet: str | None
+    slurm_version: str = ""
+    slurm_root: SlurmRoot | None = None
     is_up: bool = False
 
 

@@ -11,16 +11,24 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from shoal.errors import ShoalError
 from shoal.sandbox import hosts, machine, process
-from shoal.sandbox.daemons import Daemons, PortTakenError, SandboxStatus, sandbox_status
-from shoal.sandbox.paths import SandboxPaths, SandboxState, check_home, default_home, directory_lock, open_home
+from shoal.sandbox.daemons import Daemons, PortTakenError, SandboxStatus, programs_first, sandbox_status
+from shoal.sandbox.paths import (
+    SandboxPaths,
+    SandboxState,
+    SlurmRoot,
+    check_home,
+    default_home,
+    directory_lock,
+    open_home,
+)
 from shoal.sandbox.process import SandboxProcess
+from shoal.sandbox.slurm_root import ensure_slurm_root, find_slurm_root
 from shoal.sandbox.spec import SandboxSpec
 from shoal.sandbox.start import start_sandbox
 
@@ -43,7 +51,7 @@ class Sandbox:
         self.spec = spec
         self.layout = SandboxPaths(home or default_home(), spec.name)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Sandbox:
         self.up()
         return self
 
@@ -61,25 +69,33 @@ class Sandbox:
         return self.layout.conf
 
     @property
+    def programs(self) -> str | None:
+        """The folder of this Slurm's commands, for the front of PATH; None: the installed ones are used."""
+        root = find_slurm_root(self.spec.slurm) if self.spec.slurm else None
+        return str(root.programs) if root is not None else None
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         return self.spec.node_names
 
-    def up(self, *, deadline_s: float = 60.0) -> bool:
+    def up(self, *, deadline_s: float = 60.0, tell: Callable[[str], None] = lambda line: None) -> bool:
         """Start the cluster and wait until every node is idle; False when it was up already.
 
         After any error nothing of it is left. What an earlier, killed `up` left is cleaned first. A sandbox of the
-        same name and another shape is refused, not replaced.
+        same name and another shape is refused, not replaced. A release of Slurm that is not built yet is built first,
+        outside of the deadline; `tell` gets a line about it.
         """
         machine.check_programs(self.spec)
         machine.check_rights(self.spec)
         self.layout.check_length(self.nodes)
+        root = ensure_slurm_root(self.spec.slurm, tell) if self.spec.slurm else None
         open_home(self.layout.home)
         try:
             with directory_lock(self.folder):
                 if self._is_up_already():
                     return False
                 stop_sandbox(self.layout, keep_folder=True)
-                self._bring_up(deadline_s)
+                self._bring_up(root, deadline_s)
         finally:
             self._remove_empty_home()
         return True
@@ -98,7 +114,8 @@ class Sandbox:
         """`base` (default: this process's environment) made to speak to this cluster, without Slurm's own leftovers."""
         source = os.environ if base is None else base
         kept = {key: value for key, value in source.items() if not key.startswith(_SLURM_VARIABLE_PREFIXES)}
-        return {**kept, "SLURM_CONF": str(self.conf_path)}
+        root = find_slurm_root(self.spec.slurm) if self.spec.slurm else None
+        return {**kept, **programs_first(root, kept), "SLURM_CONF": str(self.conf_path)}
 
     def run(
         self, *argv: str, check: bool = True, timeout_s: float = 60.0, cwd: Path | None = None
@@ -186,10 +203,10 @@ class Sandbox:
         with contextlib.suppress(OSError):
             self.layout.home.rmdir()  # refused by the kernel while another sandbox is in it
 
-    def _bring_up(self, deadline_s: float) -> None:
+    def _bring_up(self, root: SlurmRoot | None, deadline_s: float) -> None:
         for attempt in range(1, _MAX_START_ATTEMPTS + 1):
             try:
-                start_sandbox(self.spec, self.layout, deadline_s)
+                start_sandbox(self.spec, root, self.layout, deadline_s)
                 return
             except PortTakenError:
                 stop_sandbox(self.layout, keep_folder=attempt < _MAX_START_ATTEMPTS)

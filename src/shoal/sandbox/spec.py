@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Literal
 
@@ -10,6 +11,7 @@ import msgspec
 from shoal.errors import InputError
 from shoal.units import parse_duration_s
 
+SLURM_VARIABLE = "SHOAL_SANDBOX_SLURM"
 CgroupChoice = Literal["auto", "on", "off"]
 
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
@@ -61,6 +63,11 @@ class PartitionSpec(msgspec.Struct, frozen=True):
             )
 
 
+def default_slurm() -> str:
+    """The release that is used where none is named; empty: the Slurm that is installed here."""
+    return os.environ.get(SLURM_VARIABLE, "")
+
+
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides what `up` starts; two equal specs are the same cluster.
 
@@ -80,6 +87,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     hosts: bool = False
     cgroups: CgroupChoice = "auto"
     settings: tuple[tuple[str, str], ...] = ()
+    slurm: str = msgspec.field(default_factory=default_slurm)
 
     def __post_init__(self) -> None:
         check_sandbox_name(self.name)

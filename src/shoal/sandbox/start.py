@@ -14,16 +14,16 @@ from shoal.errors import ShoalError
 from shoal.kernel import slurm
 from shoal.sandbox import conf, hosts, machine
 from shoal.sandbox.daemons import Daemons
-from shoal.sandbox.paths import SandboxPaths, SandboxState, directory_lock
+from shoal.sandbox.paths import SandboxPaths, SandboxState, SlurmRoot, directory_lock
 from shoal.sandbox.spec import SandboxSpec
 
 _NULL_DEVICE = os.makedev(1, 3)
 
 
-def start_sandbox(spec: SandboxSpec, layout: SandboxPaths, deadline_s: float) -> None:
+def start_sandbox(spec: SandboxSpec, root: SlurmRoot | None, layout: SandboxPaths, deadline_s: float) -> None:
     """Start everything and wait until all nodes are idle; on an error the caller tears down."""
     end = time.monotonic() + deadline_s
-    state = _reserve_ports(spec, layout)
+    state = _reserve_ports(spec, root, layout)
     _write_files(state, layout)
     daemons = Daemons(state, layout)
     daemons.start("munged", end - time.monotonic())
@@ -45,7 +45,7 @@ def start_sandbox(spec: SandboxSpec, layout: SandboxPaths, deadline_s: float) ->
     layout.save_state(_mark_as_up(state))
 
 
-def _reserve_ports(spec: SandboxSpec, layout: SandboxPaths) -> SandboxState:
+def _reserve_ports(spec: SandboxSpec, root: SlurmRoot | None, layout: SandboxPaths) -> SandboxState:
     """Choose ports and subnet while no other sandbox of this user does, and put the choice on record."""
     cgroups = spec.cgroups != "off" and machine.cgroups_usable()
     if cgroups and (strangers := machine.cgroups_of(spec.node_names)):
@@ -64,6 +64,8 @@ def _reserve_ports(spec: SandboxSpec, layout: SandboxPaths) -> SandboxState:
             ports=machine.free_ports(spec, taken_ports),
             cgroups=cgroups,
             subnet=machine.free_subnet(taken_subnets) if spec.hosts else None,
+            slurm_version=root.version if root is not None else machine.installed_slurm_version(),
+            slurm_root=root,
         )
         layout.save_state(state)
     return state
@@ -102,12 +104,14 @@ def _sacctmgr(daemons: Daemons, words: list[str], end: float) -> None:
     if done.failure:
         raise ShoalError(done.stderr, hint="allow more time: --deadline 180")
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip()
-        raise daemons.failure("slurmdbd", f"refused `sacctmgr {' '.join(words)}` ({said})")
+        output = (done.stdout + done.stderr).strip()
+        raise daemons.failure("slurmdbd", f"refused `sacctmgr {' '.join(words)}` ({output})")
 
 
 def _install_database(daemons: Daemons, end: float) -> None:
-    argv = conf.install_database_argv(machine.find_program("mariadb-install-db") or "", daemons.layout, daemons.user)
+    argv = conf.install_database_argv(
+        daemons.program("mariadb-install-db"), daemons.state, daemons.layout, daemons.user
+    )
     done = _command(daemons, argv, end)
     if done.returncode != 0:
         raise ShoalError(f"mariadb-install-db failed: {(done.stdout + done.stderr).strip()[-500:]}")

@@ -108,14 +108,14 @@ def _recommend(
     running: RunningJob, replacement: Replacement, keep_s: float, switch_s: float, work_s: float
 ) -> tuple[str, str]:
     if replacement.wait_s is not None and keep_s <= replacement.wait_s:
-        return "keep", "it is done before the other would start"
+        return "keep", "the current job completes before the new one would start"
     if replacement.time_limit_s is not None and work_s > replacement.time_limit_s:
-        return "keep", "the other would not be done within its time limit"
+        return "keep", "the new job would not complete within its time limit"
     if running.time_left_s is not None and keep_s > running.time_left_s:
-        return "switch", "it is stopped at its time limit before it is done"
+        return "switch", "the current job reaches its time limit before it completes"
     if keep_s - switch_s > max(_MIN_SAVING_S, keep_s / 10):
-        return "switch", "the other is done sooner"
-    return "keep", "the other is not done sooner, or by too little to be worth it"
+        return "switch", "switching completes sooner"
+    return "keep", "switching does not complete sooner, or by too little to be worth it"
 
 
 def _notes(running: RunningJob, replacement: Replacement, keep_s: float, work_s: float) -> list[str]:

@@ -29,23 +29,24 @@ from shoal.units import format_duration, plural
 #: Runs of an experiment that are looked at for one that did the same on other GPUs.
 _MAX_EARLIER = 200
 #: Where progress comes from when a person told it.
-TOLD = "as you say"
+GIVEN_BY_USER = "as you say"
+_SHOW_PROGRESS = "next time let it write $SHOAL_PROGRESS, or set TTY_COMPATIBLE=1 for a rich bar"
 
 
-def progress_of(view: RunView, spec: RunSpec, told: str | None = None) -> Progress:
-    """How far it has come, as seen or as told. InputError if neither says."""
+def progress_of(view: RunView, spec: RunSpec, given: str | None = None) -> Progress:
+    """How far the run has come, as read or as given. InputError if neither tells."""
     seen = kernel_progress.read_progress(run_output(view, spec))
-    if told is not None:
-        count = kernel_progress.parse_progress(told, plain=True)
+    if given is not None:
+        count = kernel_progress.parse_progress(given, plain=True)
         if count is None or not count.fraction:
-            raise InputError(f"{told!r} is no progress", hint="--progress 300/1000, or --progress 30%")
+            raise InputError(f"invalid --progress {given!r}: expected 300/1000 or 30%", hint="use --progress 30%")
         moment = seen.t if seen is not None else os.stat(view.output_dir or ".").st_mtime
-        return Progress(count.step, count.total, count.fraction, TOLD, told, moment)
+        return Progress(count.step, count.total, count.fraction, GIVEN_BY_USER, given, moment)
     if seen is None or not seen.fraction:
-        what = f"only {seen.text!r} in its {seen.source}" if seen is not None else "nothing in its log or folder"
+        what = f"only {seen.text!r} in its {seen.source}" if seen is not None else "none in its log or output directory"
         raise InputError(
-            f"how far {view.name} is cannot be seen: {what}",
-            hint=f"shoal switch {view.name} --gpus N --progress 300/1000   # or let it write $SHOAL_PROGRESS",
+            f"cannot read the progress of {view.name}: {what}",
+            hint=f"shoal switch {view.name} --gpus N --progress 300/1000   # {_SHOW_PROGRESS}",
         )
     return seen
 
@@ -54,7 +55,7 @@ def measure(view: RunView, spec: RunSpec, nodes: int, seen: Progress, now: float
     """The job as it is, and how fast it has been since this attempt began."""
     started = view.started or now
     newest = checkpoints.newest_checkpoint(view.output_dir or "", spec.checkpoint) if spec.checkpoint else None
-    pace = progress_rate(view, seen._replace(t=now) if seen.source == TOLD else seen, now)
+    pace = progress_rate(view, seen._replace(t=now) if seen.source == GIVEN_BY_USER else seen, now)
     return RunningJob(
         **msgspec.structs.asdict(pace),
         gpus=view.gpus or 0,
@@ -115,7 +116,7 @@ def _does_the_same(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _pace(files: RunFiles, view: RunView, spec: RunSpec, now: float) -> ProgressRate | None:
-    """How fast a run is, or was: a done one by its duration, if one attempt did all of it. None if not known."""
+    """How fast a run is, or was: a completed one by its duration, if one attempt did all of it. None if not known."""
     end = files.end
     if end is None or not end.success:
         return known_pace(view, kernel_progress.read_progress(run_output(view, spec)), now)
@@ -124,7 +125,7 @@ def _pace(files: RunFiles, view: RunView, spec: RunSpec, now: float) -> Progress
 
 
 def _asked(reader: RunReader, files: RunFiles) -> RequestedResources:
-    """What its newest job asked for; of one that ended well only the end is read."""
+    """What its newest job asked for; of one that completed only the end is read."""
     record = files.end if files.claim is None else files.claim
     submission = reader.submission(record.token).submission if record is not None else None
     return (submission.asked if submission else None) or RequestedResources()

@@ -11,6 +11,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.actions import (
+    SubmissionPlan,
+    SubmitResult,
+    SubmitTarget,
+    execute_plan,
+    expected_start,
+    idempotency,
+    prepare_submission,
+)
 from shoal.batch import parse_flags
 from shoal.describe import Cluster, PlannedRun, Project, RequestedRun
 from shoal.errors import InputError, RefusedError
@@ -20,9 +29,8 @@ from shoal.names import check_length
 from shoal.observe import RequestedResources as Requested
 from shoal.observe import RunReader, RunView, Submission, command_words, observe
 from shoal.plan import named_cluster
-from shoal.submit import SubmissionPlan, SubmitResult, execute_plan, expected_start, idempotency, prepare_submission
 from shoal.switch.advice import Replacement, SwitchAdvice, advise, batch_notes, size_ratio
-from shoal.switch.measure import TOLD, efficiency, measure, progress_of
+from shoal.switch.measure import GIVEN_BY_USER, efficiency, measure, progress_of
 from shoal.units import format_memory, format_slurm_time, parse_memory_mb, plural
 
 
@@ -48,7 +56,7 @@ class SwitchComparison(NamedTuple):
     request: Request
     progress: Progress
     advice: SwitchAdvice
-    order: SubmissionPlan
+    plan: SubmissionPlan
     cluster: Cluster
 
 
@@ -66,10 +74,10 @@ def compare(
     progress = progress_of(view, spec, options.progress)
     replacing = _replacement(spec, before, options, cluster)
     state = observe(home, [replacing.name], environ=environ).views[replacing.name].state
-    order = _order(
-        RequestedRun(PlannedRun(replacing), again=state not in ACTIVE_STATES), options, project, cluster, environ
+    plan = _plan_replacement(
+        RequestedRun(PlannedRun(replacing), rerun=state not in ACTIVE_STATES), options, project, cluster, environ
     )
-    resolved = order.submissions[0].resolved if order.submissions else None
+    resolved = plan.submissions[0].resolved if plan.submissions else None
     request = resolved.request if resolved else replacing.request
     running = measure(view, spec, before.nodes, progress, now)
     share, source = efficiency(home, spec, running, (nodes, gpus), options.efficiency, environ, now)
@@ -84,7 +92,7 @@ def compare(
     advice = advise(running, replacement)
     batch = batch_notes(command_words(spec), size_ratio(running, replacement), "GPU" if gpus else "node")
     advice = msgspec.structs.replace(advice, notes=[*advice.notes, *batch, *_launch_note(spec, gpus)])
-    return SwitchComparison(view, replacing.name, state, request, progress, advice, order, cluster)
+    return SwitchComparison(view, replacing.name, state, request, progress, advice, plan, cluster)
 
 
 def apply(
@@ -92,20 +100,27 @@ def apply(
     options: SwitchOptions,
     project: Project,
     environ: Mapping[str, str],
-    request_id: str | None = None,
+    command_id: str | None = None,
 ) -> list[SubmitResult]:
     """Submit the replacement, once; one that is under way already is left alone."""
-    if comparison.progress.source == TOLD:
+    if comparison.progress.source == GIVEN_BY_USER:
         raise InputError(
-            f"nothing would tell when {comparison.replacement} is healthy, because its steps cannot be seen",
+            f"cannot detect the progress of {comparison.replacement}, which --apply needs",
             hint="let the program write lines such as 300/1000 to $SHOAL_PROGRESS",
         )
+    if options.after_step > 1 and comparison.progress.text.endswith("%"):
+        raise InputError(
+            f"--after-step {options.after_step} needs training steps, but {comparison.view.name} shows a percentage "
+            f"only ({comparison.progress.text} in its {comparison.progress.source})",
+            hint="remove --after-step: the replacement then takes over after 1 %",
+        )
     home = str(project.home)
-    given = idempotency.find_order(home, "switch", [comparison.replacement], options, request_id, environ)
-    if given.submitted or given.is_done:
-        idempotency.finish_order(home, given)
-        return given.results()
-    return execute_plan(comparison.order, project, comparison.cluster, environ, follow=False, given=given)
+    user_command = idempotency.find_command(home, "switch", [comparison.replacement], options, command_id, environ)
+    if user_command.submitted or user_command.is_done:
+        idempotency.finish_command(home, user_command)
+        return user_command.results()
+    target = SubmitTarget(project, comparison.cluster, environ)
+    return execute_plan(comparison.plan, target, follow=False, user_command=user_command)
 
 
 def _running(reader: RunReader, view: RunView) -> tuple[RunSpec, Submission]:
@@ -124,9 +139,13 @@ def _running(reader: RunReader, view: RunView) -> tuple[RunSpec, Submission]:
             f"{view.name} runs on this machine, where there is nothing to switch to",
             hint=f"shoal cancel {view.name}   # then shoal submit FILE --on CLUSTER",
         )
-    if submission.shape is not None:
+    if submission.layout is not None:
         raise InputError(
             f"{view.name} is one of the runs of a pack, which share an allocation", hint=f"shoal why {view.name}"
+        )
+    if spec.adopted and not spec.command:
+        raise InputError(
+            f"the script of {view.name} is not known, so no replacement can run it", hint="shoal submit SCRIPT"
         )
     if spec.replacement or spec.smoke:
         raise InputError(f"{view.name} is a replacement or a smoke run itself", hint=f"shoal status {view.experiment}")
@@ -184,12 +203,12 @@ def _flags(spec: RunSpec, before: Requested, options: SwitchOptions, cluster: Cl
     return flags
 
 
-def _order(
+def _plan_replacement(
     asked: RequestedRun, options: SwitchOptions, project: Project, cluster: Cluster, environ: Mapping[str, str]
 ) -> SubmissionPlan:
-    """The order for the replacement. What is refused is explained with a switch that would not be."""
+    """The plan of the replacement. What is refused is explained with a switch that would not be."""
     try:
-        return prepare_submission([asked], project, cluster, environ)
+        return prepare_submission([asked], SubmitTarget(project, cluster, environ))
     except RefusedError as error:
         if error.hint and "--gpus" not in error.hint and all(word.startswith("--") for word in error.hint.split()):
             original = asked.run.spec.replacement["of"]

@@ -16,11 +16,10 @@ RETRY_INCREASES = {"memory": ("--mem", "x2"), "time": ("--time", "x2")}
 
 
 def cancel_active(home: str, names: Sequence[str]) -> str:
-    """Cancel those of the runs that are live, and say how many that were."""
-    from shoal.submit import cancel
+    """Cancel those of the runs that are active, and say how many that were."""
+    from shoal import actions
 
-    views = cancel.active_runs(home, list(names))
-    done = cancel.cancel_runs(home, views, os.environ).names if views else []
+    done = actions.cancel_active(home, names, os.environ).runs
     return f"cancelled {len(done)} of {len(names)}"
 
 

@@ -46,34 +46,34 @@ def print_estimate(estimate: ShardingEstimate, args: argparse.Namespace) -> None
     return None
 
 
-def print_sharded(packed: ShardingResult, args: argparse.Namespace) -> None:
-    manifest = packed.manifest
+def print_sharded(sharded: ShardingResult, args: argparse.Namespace) -> None:
+    manifest = sharded.manifest
     if args.json:
         return print_json(
             {
-                "path": packed.path,
+                "path": sharded.path,
                 "id": manifest.id,
                 "samples": manifest.samples,
                 "bytes": manifest.bytes,
                 "bytes_on_disk": manifest.size,
                 "shards": len(manifest.shards),
-                "reused_shards": packed.reused,
-                "seconds": round(packed.seconds, 3),
-                "existed": packed.existed,
-                **_source_document(packed.scan),
+                "reused_shards": sharded.reused,
+                "seconds": round(sharded.seconds, 3),
+                "existed": sharded.existed,
+                **_source_document(sharded.scan),
                 "left_out": manifest.left_out,
             }
         )
     if args.quiet:
-        return print(packed.path)
-    if packed.existed:
-        print(f"{packed.path} is up to date: nothing was packed")
-        return _print_source(packed.scan, manifest.left_out)
-    again = f", {packed.reused} of them from an earlier try" if packed.reused else ""
+        return print(sharded.path)
+    if sharded.existed:
+        print(f"{sharded.path} is up to date: nothing was written")
+        return _print_source(sharded.scan, manifest.left_out)
+    again = f", {sharded.reused} of them from an earlier attempt" if sharded.reused else ""
     shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
-    print(f"{packed.path}: {manifest.samples:,} samples, {format_bytes(manifest.bytes)} in {shards}{again}")
-    print(f"took {_format_seconds(packed.seconds)} ({manifest.bytes / max(packed.seconds, 1e-9) / 1e6:,.0f} MB/s)")
-    return _print_source(packed.scan, manifest.left_out)
+    print(f"{sharded.path}: {manifest.samples:,} samples, {format_bytes(manifest.bytes)} in {shards}{again}")
+    print(f"took {_format_seconds(sharded.seconds)} ({manifest.bytes / max(sharded.seconds, 1e-9) / 1e6:,.0f} MB/s)")
+    return _print_source(sharded.scan, manifest.left_out)
 
 
 def print_verified(verified: VerifyResult, args: argparse.Namespace) -> None:
@@ -91,7 +91,7 @@ def print_verified(verified: VerifyResult, args: argparse.Namespace) -> None:
         more = f" (and {len(verified.problems) - 1} more)" if len(verified.problems) > 1 else ""
         raise ShoalError(
             f"{verified.path} is damaged: {first.shard} {first.message}{more}",
-            hint="pack it again, or copy these shards again from where it was packed",
+            hint="shard it again, or copy these shards again from where it was sharded",
         )
 
 
@@ -112,7 +112,7 @@ def print_info(document: dict[str, Any], args: argparse.Namespace) -> None:
         ("classes", str(document["classes"])),
         ("order", "as it was" if document["seed"] is None else f"shuffled with seed {document['seed']}"),
         ("source", str(document["source"].get("path", "-"))),
-        ("packed", str(document["source"].get("packed_at", "-"))),
+        ("sharded", str(document["source"].get("sharded_at", "-"))),
         ("left out", str(len(document["left_out"]))),
     ]
     return print_table(("what", "value"), rows)

@@ -66,7 +66,7 @@ class LogError(NamedTuple):
         how, last = self.verdict or "", last_line(self.window)
         if last and last not in how:
             how = f"{how}; last line: {last}" if how else f"last line: {last}"
-        return clean_log_line(how or "no cause known")
+        return clean_log_line(how or "no reason known")
 
 
 def group_errors(home: str, names: Sequence[str]) -> list[list[LogError]]:
@@ -83,7 +83,7 @@ def group_errors(home: str, names: Sequence[str]) -> list[list[LogError]]:
 def find_error(home: str, view: RunView) -> LogError:
     """Why the run's newest attempt failed, as far as its logs tell: its own, then those of its ranks and replicas; of a
     job that ended before the run began, what Slurm printed."""
-    ended = LogError(view.name, view.state, view.attempt, None, None, [], view.cause)
+    ended = LogError(view.name, view.state, view.attempt, None, None, [], view.reason)
     for path in failure_logs(view) if view.started is not None else slurm_files(home, view.name):
         lines = last_text(path, 200)
         cause = find_cause(lines, view.exit_code)
@@ -121,18 +121,19 @@ def _last_traceback(path: str) -> list[str]:
 
 def _last_lines(lines: Sequence[str]) -> list[str]:
     """The last lines behind those that show a cause: what a program says last is shown, whatever was found before."""
-    said = [line for line in lines if line.strip()]
-    return [*(["[...]"] if len(said) > _MAX_LAST_LINES_RUNS else []), *said[-_MAX_LAST_LINES_RUNS:]]
+    printed = [line for line in lines if line.strip()]
+    return [*(["[...]"] if len(printed) > _MAX_LAST_LINES_RUNS else []), *printed[-_MAX_LAST_LINES_RUNS:]]
 
 
 def failure_logs(view: RunView) -> list[str]:
-    """Where to look, in this order: what the run itself printed, then its ranks and replicas, the last try of each
+    """Where to look, in this order: what the run itself printed, then its ranks and replicas, the last attempt of each
     first."""
     if not view.log_dir or not view.attempt:
         return []
-    own = layout.log_file(view.log_dir, view.attempt)
+    own, *errors = layout.log_files(view.log_dir, view.attempt)
     found = rank_logs(view.log_dir, view.attempt)
-    return [own, *(path for part in found for path in part.tries[::-1] if path != own)]
+    others = (path for part in found for path in part.attempts[::-1] if path not in (own, *errors))
+    return [*errors, own, *others]
 
 
 def error_sentence(view: RunView, fault: LogError) -> str:
@@ -140,10 +141,10 @@ def error_sentence(view: RunView, fault: LogError) -> str:
     if fault.cause is None:
         return fault.line
     word = "" if fault.kind in SELF_EXPLAINING_KINDS else KIND_TEXTS[fault.kind]
-    said = f"{word} ({fault.line})" if word and word.lower() not in fault.line.lower() else fault.line
-    if view.cause and said in view.cause:
-        return view.cause  # it has been told already
-    return f"{view.cause}: {said}" if view.cause else said
+    error_text = f"{word} ({fault.line})" if word and word.lower() not in fault.line.lower() else fault.line
+    if view.reason and error_text in view.reason:
+        return view.reason  # it has been told already
+    return f"{view.reason}: {error_text}" if view.reason else error_text
 
 
 def failure_summary(home: str, view: RunView, *, lines: int = 0) -> list[str]:
@@ -160,9 +161,9 @@ def failure_summary(home: str, view: RunView, *, lines: int = 0) -> list[str]:
 def failure_summaries(home: str, views: Sequence[RunView], *, lines: int = LAST_LINES) -> list[str]:
     """The same for several runs, of which the first few are shown."""
     bad = [view for view in views if view.state in FAILED_STATES]
-    told = [line for view in bad[:_MAX_SUMMARIES] for line in failure_summary(home, view, lines=lines)]
+    summaries = [line for view in bad[:_MAX_SUMMARIES] for line in failure_summary(home, view, lines=lines)]
     left = len(bad) - _MAX_SUMMARIES
-    return [*told, f"{plural(left, 'more run')} failed; shoal logs --errors shows why"] if left > 0 else told
+    return [*summaries, f"{plural(left, 'more run')} failed; shoal logs --errors shows why"] if left > 0 else summaries
 
 
 def show_errors(groups: Sequence[Sequence[LogError]], screen: Screen, *, as_json: bool, quiet: bool) -> int:

@@ -31,7 +31,7 @@ from shoal.observe import (
 )
 from shoal.units import format_duration, format_memory, format_memory_short, format_slurm_time, shorten_list
 from shoal.views.error_groups import LogError, error_sentence, failure_logs, find_error
-from shoal.views.log_files import last_text
+from shoal.views.log_files import last_text, real_log
 from shoal.views.render import state_word
 
 _MAX_ATTEMPTS = 5
@@ -58,6 +58,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     sooner: list[SmallerRequest] = []
     log_lines: list[str] = []
     log_path: str | None = None
+    adopted: bool = False
 
 
 def elapsed_text(view: RunView, now: float | None = None) -> str:
@@ -86,34 +87,17 @@ def earlier_attempts(home: str, view: RunView) -> list[str]:
         except run_files.DamagedRecord:
             end = None
         if end is not None:
-            found.append(_attempt_sentence(home, files, end, _attempt_verdict(folder, names, end)))
+            found.append(_attempt_sentence(home, files, end, run_files.read_verdict(folder, names, end)))
     left = len(numbers) - _MAX_ATTEMPTS
     return [f"{left} earlier attempts are not listed; shoal logs {view.name} --all shows them"] * (left > 0) + found
 
 
 def _attempt_sentence(home: str, files: RunFiles, end: End, verdict: Verdict | None) -> str:
-    one = derive_attempt_state(files, end, verdict)
     following = run_files.read_start(layout.run_dir(home, files.name), end.attempt + 1)
-    came_again = following is not None and end.job_id is not None and following.job_id == end.job_id
-    bad_nodes = ", ".join(following.failed_nodes) if following is not None else ""
-    if bad_nodes:
-        how = f"lost with node {bad_nodes}, which failed"
-    elif came_again or (verdict is None and one.state == "cancelled" and end.stopped_by != "cancelled"):
-        signal = end.stopped_by or "no signal"
-        how = f"Slurm stopped it ({signal}) and put its job into the queue again: preempted or requeued"
-    elif one.state == "failed":
-        how = error_sentence(one, find_error(home, one))
-    else:
-        how = one.cause or one.state
+    one = derive_attempt_state(files, end, verdict, following)
+    how = error_sentence(one, find_error(home, one)) if one.state == "failed" else one.reason or one.state
     span = format_duration(max(0.0, end.ended - end.began))
     return f"attempt {end.attempt} on {one.node}, {span} long: {how}"
-
-
-def _attempt_verdict(folder: str, names: layout.RunNames, end: End) -> Verdict | None:
-    kind = layout.verdict_kind(end.attempt)
-    if not names.has_submit(end.generation, kind):
-        return None
-    return run_files.read_checked(os.path.join(folder, layout.submit_file(end.generation, kind)), Verdict)
 
 
 def resubmit_command(home: str, run: str) -> str:
@@ -267,13 +251,13 @@ class FailedRun(NamedTuple):
     def resume(self, flags: str = "") -> str:
         """The command that continues it; where its program is not known to do that, a person has to say so."""
         known = self.spec is not None and (self.spec.resumes or self.spec.resume_args is not None)
-        said = "" if known else " --yes"
-        told = "" if known else "   # if its program reads SHOAL_RESUME_FROM; a copy of the checkpoint is kept"
-        return f"shoal resume {self.view.name}{said}{flags}{told}"
+        yes = "" if known else " --yes"
+        comment = "" if known else "   # if its program reads SHOAL_RESUME_FROM; a copy of the checkpoint is kept"
+        return f"shoal resume {self.view.name}{yes}{flags}{comment}"
 
 
 def explain_failure(home: str, view: RunView, spec: RunSpec | None, asked: RequestedResources | None) -> Explanation:
-    """What a run that did not end well died of: the verdict, the end record and the end of its log together."""
+    """Why a run failed or was stopped: the verdict, the end record and the end of its log together."""
     fault = find_error(home, view)
     kind = _failure_kind(view, fault)
     sample = usage.read_usage(home, view.name, view.attempt) if view.attempt else None
@@ -288,7 +272,7 @@ def explain_failure(home: str, view: RunView, spec: RunSpec | None, asked: Reque
         kind=kind,
         slurm_reason=view.slurm_state,
         log_lines=fault.window[-16:],
-        log_path=fault.path,
+        log_path=real_log(fault.path) if fault.path else None,
     )
 
 
@@ -302,7 +286,7 @@ def _failure_kind(view: RunView, fault: LogError) -> str | None:
 def _failure_headline(failure: FailedRun) -> str:
     kind, cause = failure.kind, failure.fault.cause
     if kind is None or kind not in KIND_TEXTS:
-        return failure.fault.line if failure.view.state == "failed" else failure.view.cause or failure.view.state
+        return failure.fault.line if failure.view.state == "failed" else failure.view.reason or failure.view.state
     if cause is None or kind != cause.kind:
         return KIND_TEXTS[kind]
     return cause.line if KIND_TEXTS[kind].lower() in cause.line.lower() else f"{KIND_TEXTS[kind]}: {cause.line}"
@@ -310,7 +294,7 @@ def _failure_headline(failure: FailedRun) -> str:
 
 def _failure_evidence(failure: FailedRun) -> list[str]:
     view, asked, peak_mb = failure.view, failure.asked, failure.peak_memory_mb
-    found = [f"{state_word(view.state)}: {view.cause}"] if view.cause else []
+    found = [f"{state_word(view.state)}: {view.reason}"] if view.reason else []
     found += [elapsed_text(view)] if view.started else []
     if view.node:
         found.append(f"on {view.node}" + (f", job {view.job_id}" if view.job_id else ""))

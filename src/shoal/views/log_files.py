@@ -24,12 +24,12 @@ _LINE_HEAD_BYTES = 4000
 _MAX_SEARCH_BYTES = 32 << 20
 
 
-def seek_last_lines(file: BinaryIO, lines: int, most: int | None = None) -> int:
-    """Place the file at the beginning of its last lines, reading backwards at most `most` bytes; 0 means all of it."""
+def seek_last_lines(file: BinaryIO, lines: int, max_bytes: int | None = None) -> int:
+    """Place the file at the beginning of its last lines, reading back `max_bytes` at most; 0 means all of it."""
     end = position = file.seek(0, os.SEEK_END)
-    if most is None:
-        most = _MAX_SEARCH_BYTES if lines > 0 else end
-    floor = max(0, end - most)
+    if max_bytes is None:
+        max_bytes = _MAX_SEARCH_BYTES if lines > 0 else end
+    floor = max(0, end - max_bytes)
     while position > floor and lines > 0:
         start = max(floor, position - BLOCK)
         file.seek(start)
@@ -81,16 +81,16 @@ class CarriageReturnFilter:
         return out
 
 
-def last_text(path: str, lines: int, most: int = 1 << 16) -> list[str]:
-    """The last lines of a file as text, of at most `most` bytes: decoded with replacement, bars collapsed, no NULs.
+def last_text(path: str, lines: int, max_bytes: int = 1 << 16) -> list[str]:
+    """The last lines of a file as text, `max_bytes` at most: decoded with replacement, bars collapsed, no NULs.
 
     Where these begin inside a line, the beginning of that line is looked for a little further back, and what is before
     it: an error with a whole tensor in its message is still told by its first words.
     """
     try:
         with open(path, "rb") as file:  # noqa: PTH123
-            start = seek_last_lines(file, lines, most)
-            data = file.read(most)
+            start = seek_last_lines(file, lines, max_bytes)
+            data = file.read(max_bytes)
             if start and _is_inside_a_line(file, start) and data.count(b"\n", 0, -1) < min(lines, _MIN_LINES_FOUND):
                 begin = file.seek(max(0, start - _MAX_LINE_SEARCH))
                 data = _cut_long_lines(file.read(start - begin) + data, is_whole=begin == 0)
@@ -113,13 +113,18 @@ def _cut_long_lines(data: bytes, is_whole: bool) -> bytes:
     return b"\n".join(line[:_LINE_HEAD_BYTES] for line in lines[-_MIN_LINES_FOUND:])
 
 
-def read_slice(path: str, offset: int, most: int = 1 << 20) -> tuple[bytes, int, int]:
+def read_slice(path: str, offset: int, max_bytes: int = 1 << 20) -> tuple[bytes, int, int]:
     """(bytes, where they begin, size of the file): from `offset`, or the last -offset bytes if that is negative."""
     with open(path, "rb") as file:  # noqa: PTH123
         size = file.seek(0, os.SEEK_END)
         start = max(0, size + offset) if offset < 0 else min(offset, size)
         file.seek(start)
-        return file.read(most), start, size
+        return file.read(max_bytes), start, size
+
+
+def real_log(path: str) -> str:
+    """Where a log stands: the file of an adopted job is elsewhere, and an attempt has a link to it."""
+    return os.readlink(path) if os.path.islink(path) and os.path.isabs(os.readlink(path)) else path
 
 
 def has_bytes(path: str) -> bool:
@@ -131,17 +136,22 @@ def has_bytes(path: str) -> bool:
 
 def log_age_s(log_dir: str | None, attempt: int, now: float) -> float | None:
     """Seconds since an attempt last wrote anything; None if it has written nothing."""
-    try:
-        found = os.stat(layout.log_file(log_dir or "", attempt))
-    except OSError:
-        return None
-    return max(0.0, now - found.st_mtime) if found.st_size else None
+    times = []
+    for path in layout.log_files(log_dir or "", attempt):
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        times += [found.st_mtime] if found.st_size else []
+    return max(0.0, now - max(times)) if times else None
 
 
 _LOG_FILE_NAME = re.compile(
-    r"(?:replica-(?P<replica>\d+)(?:\.start-(?P<start>\d+))?\.try-(?P<attempt>\d+)\.?)?"
+    r"(?:replica-(?P<replica>\d+)(?:\.start-(?P<start>\d+))?\.attempt-(?P<attempt>\d+)\.?)?"
     r"(?:rank-(?P<rank>\d+)(?:\.restart-(?P<restart>\d+))?)?\.?out\Z"
 )
+#: In the place of a rank: what an adopted job prints to standard error, where that has a file of its own.
+_ERRORS = -1
 RankNumber = int | Literal["all"] | None
 
 
@@ -153,14 +163,16 @@ class RankSelection(NamedTuple):
 
 
 class RankLog(NamedTuple):
-    """The output of one rank. `tries`: its files, oldest first; what was started again has several."""
+    """The output of one rank. `attempts`: its files, oldest first; what was started again has several."""
 
     replica: int | None
     rank: int
-    tries: list[str]
+    attempts: list[str]
 
     @property
     def label(self) -> str:
+        if self.rank == _ERRORS:
+            return "errors"
         words = [] if self.replica is None else [f"replica {self.replica}"]
         if self.replica is None or self.rank:
             words.append(f"rank {self.rank}")
@@ -178,10 +190,12 @@ def rank_logs(log_dir: str, attempt: int) -> list[RankLog]:
             place = (int(match["replica"]) if match["replica"] else -1, int(match["rank"] or 0))
             found.setdefault(place, []).append((start, again, restart, os.path.join(folder, name)))
     found.setdefault((-1, 0), []).append((0, 0, 0, layout.log_file(log_dir, attempt)))
-    return [
-        RankLog(None if replica < 0 else replica, rank, [path for *_, path in sorted(tries)])
-        for (replica, rank), tries in sorted(found.items())
+    ranks = [
+        RankLog(None if replica < 0 else replica, rank, [path for *_, path in sorted(attempts)])
+        for (replica, rank), attempts in sorted(found.items())
     ]
+    errors = layout.log_files(log_dir, attempt)[1:]
+    return [*ranks, *(RankLog(None, _ERRORS, [path]) for path in errors)]
 
 
 def first_nonempty(found: Sequence[RankLog]) -> int:
@@ -189,7 +203,7 @@ def first_nonempty(found: Sequence[RankLog]) -> int:
 
     Beside replicas the run itself may have nothing to say.
     """
-    return next((place for place, part in enumerate(found) if has_bytes(part.tries[-1])), 0)
+    return next((place for place, part in enumerate(found) if has_bytes(part.attempts[-1])), 0)
 
 
 def needs_label(part: RankLog, pick: RankSelection) -> bool:

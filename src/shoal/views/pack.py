@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.actions import PackResult, SubmitResult
 from shoal.kernel import replace
 from shoal.model import FAILED_STATES, SUCCESSFUL_STATES
 from shoal.observe import observe
 from shoal.plan import PackJob, min_makespan_s
-from shoal.submit import PackResult, SubmitResult
 from shoal.units import plural
 from shoal.views.error_groups import error_sentence, find_error
 from shoal.views.render import print_json, print_table, state_word
@@ -24,7 +24,7 @@ from shoal.views.terminal import detect_screen
 from shoal.views.timeline import Timeline, pack_timeline, text_lines
 from shoal.views.timeline_picture import Format, picture
 
-#: More rows than this on a terminal help nobody; then only what did not end well is listed.
+#: More rows than this on a terminal do not help; then only runs that have not completed are listed.
 _MAX_ROWS = 40
 
 
@@ -81,7 +81,7 @@ def _show_runs(packed: PackResult, timeline: Timeline, ran: Timeline) -> None:
     screen = detect_screen()
     results = packed.results
     counts = Counter(result.state for result in results)
-    shown = results if len(results) <= _MAX_ROWS or not screen.tty else [r for r in results if r.state != "done"]
+    shown = results if len(results) <= _MAX_ROWS or not screen.tty else [r for r in results if r.state != "completed"]
     shown = shown[: _MAX_ROWS if screen.tty else None]
     failed = [result.name for result in shown if result.did == "ran" and result.state in FAILED_STATES]
     views = observe(packed.home, failed).views if failed else {}
@@ -94,7 +94,7 @@ def _show_runs(packed: PackResult, timeline: Timeline, ran: Timeline) -> None:
         where = (one["lane"] or "").rpartition(":")[2]
         rows.append([result.name, state_word(result.state), length, where, why])
     if rows:
-        print_table(["run", "state", "took", "slot", "cause"], rows, widest=0)
+        print_table(["run", "state", "took", "slot", "reason"], rows, widest=0)
     if len(rows) < len(results):
         experiment = packed.names[0].partition("/")[0]
         left = f"{len(results) - len(rows):,} of {len(results):,} runs are not listed"
@@ -106,10 +106,10 @@ def _show_runs(packed: PackResult, timeline: Timeline, ran: Timeline) -> None:
     words = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     sys.stdout.write(f"{plural(len(results), 'run')}: {words}\n")
     if set(counts) - SUCCESSFUL_STATES:
-        sys.stdout.write("the same command again continues with what is not done\n")
+        sys.stdout.write("the same command again continues with runs that have not completed\n")
     if "stopped" in counts:
         experiment = packed.names[0].partition("/")[0]
-        sys.stdout.write(f"what the search stopped goes on with: shoal retry {experiment} --state stopped\n")
+        sys.stdout.write(f"to continue runs that were stopped early: shoal retry {experiment} --state stopped\n")
 
 
 def pack_summary(timeline: Timeline) -> str:
@@ -128,8 +128,8 @@ def pack_summary(timeline: Timeline) -> str:
 def _show_submitted(packed: PackResult) -> None:
     jobs = list(dict.fromkeys(result.job_id for result in packed.results if result.job_id))
     did = Counter(result.did for result in packed.results)
-    told = ", ".join(f"{count} {word}" for word, count in did.items())
-    sys.stdout.write(f"{plural(len(packed.results), 'run')}: {told}{f'; job {jobs[0]}' if jobs else ''}\n")
+    totals = ", ".join(f"{count} {word}" for word, count in did.items())
+    sys.stdout.write(f"{plural(len(packed.results), 'run')}: {totals}{f'; job {jobs[0]}' if jobs else ''}\n")
     sys.stdout.write(f"next: shoal status {packed.names[0].partition('/')[0]}\n")
 
 

@@ -182,7 +182,7 @@ def query_pending_job(job: str, environ: Mapping[str, str]) -> PendingJob | None
     return PendingJob(
         reason,
         partition,
-        int(priority) if priority.isdigit() else None,
+        int(priority) if priority.isdecimal() and len(priority) < 19 else None,
         parse_time(start),
         parse_time(submitted),
         parse_time_limit_s(limit),
@@ -237,7 +237,7 @@ def partition_nodes(partition: str, environ: Mapping[str, str]) -> PartitionNode
     for line in text.splitlines():
         number, _, state = line.partition("|")
         word = state.rstrip("*$~#!%@^-+") or "unknown"
-        if number.strip().isdigit():
+        if number.strip().isdecimal() and len(number) < 19:
             counts[word] = counts.get(word, 0) + int(number)
     return PartitionNodes(counts, sum(counts.values()))
 

@@ -6,6 +6,7 @@ SHOAL_NO_PROGRESS=1 and -q switch it off; with ACCESSIBLE=1 (screen readers) it 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 
 #: state -> (symbol, colour of the terminal's own sixteen). The word always comes first; neither of these is needed.
 _STATE_STYLES = {
-    "done": ("+", "32"),
+    "completed": ("+", "32"),
     "running": (">", "36"),
     "pending": (".", "33"),
-    "queued": (".", "33"),
+    "waiting": (".", "33"),
     "new": (" ", "0"),
     "unknown": ("?", "35"),
-    "stuck": ("!", "35"),
+    "blocked": ("!", "35"),
     "cancelled": ("-", "0"),
     "stopped": ("-", "0"),
 }
@@ -41,6 +42,11 @@ def print_json(document: dict[str, Any]) -> None:
     import json
 
     sys.stdout.write(json.dumps({"schema": 1, **document}, indent=2 if sys.stdout.isatty() else None) + "\n")
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """JSON has no NaN."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def print_table(

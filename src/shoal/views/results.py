@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.describe import read_naming
+from shoal.describe import read_naming, select_runs, unselected_sentence
 from shoal.job import format_value
 from shoal.kernel import read_metrics
 from shoal.model import RunSpec
@@ -16,17 +15,20 @@ from shoal.names import stem_without_seed
 from shoal.observe import (
     ResultGroup,
     ResultTable,
+    RunCode,
     RunMetrics,
     RunReader,
     RunView,
     Statistic,
     map_in_threads,
     observe,
+    other_code_notes,
+    read_code,
     run_output,
 )
 from shoal.units import plural
+from shoal.views.render import finite_or_none as finite_or_none
 from shoal.views.render import print_json, print_table, safe_line
-from shoal.views.select import select_runs, unselected_sentence
 from shoal.views.terminal import Screen
 
 #: In a cell; JSON names all of them.
@@ -47,14 +49,17 @@ def gather_results(
 
     def read(name: str) -> RunMetrics | None:
         spec, view = reader.spec(name), views[name]
-        counts = view.output_dir is not None and (view.state == "done" or partial)
+        counts = view.output_dir is not None and (view.state == "completed" or partial)
         found = run_metrics(spec, view, read_metrics(run_output(view, spec)) if counts else {})
+        if found is not None:
+            found = found._replace(code=read_code(reader, view, spec), submitted=view.submitted or view.started or 0.0)
         if found is not None and spec is not None:
             sweeps.add((spec.experiment, spec.sweep))
         return found
 
     found = [run for run in map_in_threads(read, names) if run is not None] if names else []
     notes = unselected_sentence(home, names)
+    notes += other_code_notes(RunCode(run.name, run.step, run.code, run.submitted) for run in found if run.numbers)
     if len(found) < len(names):
         notes.append(f"{plural(len(names) - len(found), 'smoke or replacement run')} left out")
     for experiment, base in sweeps:
@@ -72,13 +77,14 @@ def run_metrics(spec: RunSpec | None, view: RunView, numbers: Mapping[str, float
         view.name,
         spec.step,
         spec.seed,
-        spec.params,
+        spec.all_params,
         spec.derived,
         view.state,
         numbers,
         view.cause,
+        view.reason,
         script=f"{spec.experiment}/{spec.sweep or stem_without_seed(spec.stem)}",
-        order=spec.order,
+        number=spec.number,
         work=spec.work() if spec.sweep is None else "",
         starts=spec.starts(),
     )
@@ -104,14 +110,14 @@ def _show_format(results: ResultTable, kind: str, screen: Screen | None) -> None
         writer.writerows([header, *rows])
     elif kind == "markdown":
         print(_markdown(header, rows))
-        if (said := _missing_sentence(results)) is not None:
-            print(f"\n{said}")
+        if (sentence := _missing_sentence(results)) is not None:
+            print(f"\n{sentence}")
     elif kind == "latex":
         print(_latex(results))
     else:
         print_table(header, rows, widest=len(header) - 1, screen=screen)
-        if (said := _missing_sentence(results)) is not None:
-            print(said)
+        if (sentence := _missing_sentence(results)) is not None:
+            print(sentence)
 
 
 def results_document(results: ResultTable) -> dict[str, Any]:
@@ -127,7 +133,7 @@ def results_document(results: ResultTable) -> dict[str, Any]:
                 "params": dict(group.params),
                 "count": len(group.runs),
                 "missing": [
-                    {"name": run.name, "seed": run.seed, "state": run.state, "cause": run.cause}
+                    {"name": run.name, "seed": run.seed, "state": run.state, "cause": run.cause, "reason": run.reason}
                     for run in group.missing
                 ],
                 "metrics": {name: _statistic(one) for name, one in group.metrics.items()},
@@ -141,6 +147,7 @@ def results_document(results: ResultTable) -> dict[str, Any]:
                 "seed": run.seed,
                 "params": dict(run.params),
                 "state": run.state,
+                "code": run.code or None,
                 "metrics": {name: finite_or_none(value) for name, value in run.numbers.items()},
             }
             for group in results.groups
@@ -166,11 +173,11 @@ def table_cells(results: ResultTable, plus_minus: str | None) -> tuple[list[str]
             else:
                 row += ["", ""] if one is None else [repr(one.mean), "" if one.std is None else repr(one.std)]
         counted = [f"{results.missing_value:g}"] if counted else []
-        rows.append([*row, _seeds(group), _seed_count_text(group), _missing_seeds(group), *counted])
+        rows.append([*row, seed_count(group), _seed_count_text(group), missing_seeds(group), *counted])
     return header, rows
 
 
-def _seeds(group: ResultGroup) -> str:
+def seed_count(group: ResultGroup) -> str:
     """Over how many seeds the statistics are; 2-3 where that depends on the metric."""
     sizes = sorted({one.size for one in group.metrics.values()}) or [0]
     return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}"
@@ -184,17 +191,19 @@ def _missing_sentence(results: ResultTable) -> str | None:
 
 def _seed_count_text(group: ResultGroup) -> str:
     """2/3, and how many of them tell only what they had so far."""
-    partial = sum(1 for run in group.runs if run.numbers and run.state != "done")
+    partial = sum(1 for run in group.runs if run.numbers and run.state != "completed")
     words = f"{len(group.runs) - len(group.missing)}/{len(group.runs)}"
-    return f"{words} ({partial} not done)" if partial else words
+    return f"{words} ({partial} not completed)" if partial else words
 
 
-def _missing_seeds(group: ResultGroup) -> str:
+def missing_seeds(group: ResultGroup) -> str:
     """Who is missing, and why: seed 2 failed."""
     seeds = [run.seed for run in group.runs]
     unique = len(set(seeds)) == len(seeds)
-    told = [f"{_describe_run(run, unique)} {_missing_reason(run)}" for run in group.missing]
-    return ", ".join(told[:_MAX_NAMED]) + (f" and {len(told) - _MAX_NAMED} more" if len(told) > _MAX_NAMED else "")
+    missing = [f"{_describe_run(run, unique)} {_missing_reason(run)}" for run in group.missing]
+    return ", ".join(missing[:_MAX_NAMED]) + (
+        f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+    )
 
 
 def _describe_run(run: RunMetrics, unique: bool) -> str:
@@ -204,9 +213,9 @@ def _describe_run(run: RunMetrics, unique: bool) -> str:
 
 
 def _missing_reason(run: RunMetrics) -> str:
-    if run.state == "stopped" and run.cause:
-        return run.cause  # with the value that it had: partial, and in no mean
-    return "has no metrics" if run.state == "done" else run.state
+    if run.state == "stopped" and run.reason:
+        return run.reason  # with the value that it had: partial, and in no mean
+    return "has no metrics" if run.state == "completed" else run.state
 
 
 def format_mean(one: Statistic | None, plus_minus: str = " ± ") -> str:
@@ -223,11 +232,6 @@ def _format_parameter(value: Any) -> str:
 def _statistic(one: Statistic) -> dict[str, Any]:
     values = {seed: finite_or_none(value) for seed, value in one.values.items()}
     return {"mean": finite_or_none(one.mean), "std": finite_or_none(one.std), "count": one.size, "values": values}
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """JSON has no NaN."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -263,10 +267,10 @@ def _latex(results: ResultTable) -> str:
     for group in results.groups:
         first = [group.name] if has_names else []
         first += [_format_parameter(group.params.get(name)) for name in results.params]
-        count = _seeds(group)
+        count = seed_count(group)
         row = [*map(escape, first), *(number(group.metrics.get(name)) for name in results.metrics), count]
         lines.append(" & ".join(row) + r" \\")
-    if (said := _missing_sentence(results)) is not None:
-        lines += [r"\midrule", rf"\multicolumn{{{len(named) + len(results.metrics) + 1}}}{{l}}{{{said}}} \\"]
-    told = [f"% note: {safe_line(note)}" for note in results.notes]  # the table may be read long after standard error
-    return "\n".join([*told, *lines, r"\bottomrule", r"\end{tabular}"])
+    if (sentence := _missing_sentence(results)) is not None:
+        lines += [r"\midrule", rf"\multicolumn{{{len(named) + len(results.metrics) + 1}}}{{l}}{{{sentence}}} \\"]
+    notes = [f"% note: {safe_line(note)}" for note in results.notes]  # the table may be read long after standard error
+    return "\n".join([*notes, *lines, r"\bottomrule", r"\end{tabular}"])

@@ -1,6 +1,7 @@
 """Many similar runs as one row (an array, a sweep, the seeds of a script), and when all runs will have ended. Pure.
 
-The estimate uses the speed of running runs and the durations of completed ones, and nothing else.
+The estimate uses the speed of running runs, the durations of completed ones, when Slurm expects to start those that are
+pending, and, where none of them has a place yet, the GPUs of the cluster.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def group_runs(views: Sequence[RunView], fold_above: int = MAX_UNGROUPED) -> lis
 
 
 def group_by_reason(views: Sequence[RunView]) -> list[list[RunView]]:
-    """Runs grouped by state and by the same cause but for numbers and paths; the largest group first."""
+    """Runs grouped by state and by the same reason but for numbers and paths; the largest group first."""
     groups: dict[tuple[str, str], list[RunView]] = {}
     for view in views:
-        groups.setdefault((view.state, error_signature(view.cause or "")), []).append(view)
+        groups.setdefault((view.state, error_signature(view.reason or "")), []).append(view)
     return sorted(groups.values(), key=len, reverse=True)
 
 
@@ -89,35 +90,70 @@ def latest_end(views: Sequence[RunView]) -> float | None:
     return max(known) if known and len(known) == len(ends) else None
 
 
-def expected_end(views: Sequence[RunView], left: Mapping[str, float | None], now: float) -> float | None:
-    """When the last run ends if as many run side by side as now; None when nothing allows a guess. `left` holds how
-    many seconds a run still takes at its own pace.
+class ExpectedEnd(NamedTuple):
+    """When the last run ends. `if_gpus`: so many GPUs have to be free now; None if runs have their places already."""
 
-    Runs that wait are taken to last as long as the median of those of their kind that are done (else of those that
-    run), one after the other on the places that are in use.
+    t: float
+    if_gpus: int | None = None
+
+
+def expected_end(views: Sequence[RunView], left: Mapping[str, float | None], now: float) -> ExpectedEnd | None:
+    """When the last run ends; None when nothing allows a guess. `left` holds how many seconds a run still takes at its
+    own pace.
+
+    Runs that wait are taken to last as long as the median of those of their kind that completed (else of those that
+    run). They start when Slurm expects it, or one after the other on places that become free.
     """
+    waiting = [view for view in views if view.state in ACTIVE_STATES - {"running"}]
+    running = [view for view in views if view.state == "running"]
+    if any(view.state == "blocked" for view in views) or not (waiting or running):
+        return None
     durations: dict[str, list[float]] = {}
     for view in views:
-        if view.state == "done" and view.started is not None and view.ended is not None:
+        if view.state == "completed" and view.started is not None and view.ended is not None:
             durations.setdefault(group_key(view.name), []).append(view.ended - view.started)
     usual = {key: median(found) for key, found in durations.items()}
     places = []
-    for view in views:
-        if view.state == "running":
-            left_s = remaining_s(view, left.get(view.name), usual.get(group_key(view.name)), now)
-            if left_s is None:
-                return None
-            places.append(left_s)
-            if group_key(view.name) not in usual and view.started is not None:
-                durations.setdefault(group_key(view.name), []).append(now - view.started + left_s)
-    waiting = [view for view in views if view.state in ACTIVE_STATES - {"running"}]
-    if not places or any(view.state == "stuck" for view in views):
-        return None
-    typical = {key: median(found) for key, found in durations.items()}
-    heapq.heapify(places)
-    for view in waiting:
-        lasts = typical.get(group_key(view.name))
-        if lasts is None:
+    for view in running:
+        key = group_key(view.name)
+        left_s = remaining_s(view, left.get(view.name), usual.get(key), now)
+        if left_s is None:
             return None
-        heapq.heapreplace(places, places[0] + lasts)
-    return now + max(places)
+        places.append(now + left_s)
+        if key not in usual and view.started is not None:
+            durations.setdefault(key, []).append(now - view.started + left_s)
+    typical = {key: median(found) for key, found in durations.items()}
+    return _after_waiting(waiting, places, typical, now)
+
+
+def _after_waiting(
+    waiting: Sequence[RunView], places: list[float], typical: Mapping[str, float], now: float
+) -> ExpectedEnd | None:
+    """The end of all, if those that wait follow on the `places` that become free at these times."""
+    if any(group_key(view.name) not in typical for view in waiting):
+        return None
+    # Runs of a pack do not start together when their job starts.
+    sizes = Counter(view.job_id for view in waiting if view.job_id is not None)
+    unplaced = []
+    for view in waiting:
+        if view.expected_start is not None and sizes[view.job_id or ""] < 2:
+            places.append(max(now, view.expected_start) + typical[group_key(view.name)])
+        else:
+            unplaced.append(view)
+    if_gpus = None
+    if unplaced and not places:
+        room = 0 if max(sizes.values(), default=0) > 1 else _places_of_cluster(unplaced)
+        if not room:
+            return None
+        places, if_gpus = [now] * room, room * (unplaced[0].gpus or 0)
+    heapq.heapify(places)
+    for view in unplaced:
+        heapq.heapreplace(places, places[0] + typical[group_key(view.name)])
+    return ExpectedEnd(max(places), if_gpus)
+
+
+def _places_of_cluster(waiting: Sequence[RunView]) -> int:
+    """How many of these runs fit on their cluster at a time; 0 if that is not known."""
+    gpus = max(view.gpus or 0 for view in waiting)
+    total = min(view.cluster_gpus or 0 for view in waiting)
+    return min(len(waiting), total // gpus) if gpus else 0

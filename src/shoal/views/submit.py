@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -13,9 +12,9 @@ from shoal.errors import InterruptError
 from shoal.model import FAILED_STATES
 
 if TYPE_CHECKING:
+    from shoal.actions import CheckpointDecision, SubmissionPlan, SubmitResult
     from shoal.describe import Cluster
     from shoal.observe import RunView
-    from shoal.submit import CheckpointDecision, SubmissionPlan, SubmitResult
 
 #: A sweep of a thousand runs is a number, not a thousand lines.
 _MAX_LINES = 20
@@ -23,7 +22,7 @@ _MAX_LINES = 20
 
 class SubmitPrinter:
     """Prints each result as it comes; with --json, all of them at the end. A context, so that an error loses none, and
-    an output that nobody reads any more does not end the order."""
+    an output that nobody reads any more does not end the command."""
 
     def __init__(
         self, *, as_json: bool = False, quiet: bool = False, next_steps: bool = True, ask: bool = False
@@ -34,6 +33,7 @@ class SubmitPrinter:
         self.ask = ask
         self.results: dict[str, dict[str, Any]] = {}
         self.notes: list[str] = []
+        self._cost = ""
         self._guard = contextlib.ExitStack()
 
     def __enter__(self) -> SubmitPrinter:
@@ -55,8 +55,6 @@ class SubmitPrinter:
 
     def _finish(self, kind: type[BaseException] | None) -> None:
         self._bar.clear()
-        if kind is None:
-            self._print_text()
         if self.as_json and kind is None:
             from shoal.views.render import print_json
 
@@ -81,17 +79,21 @@ class SubmitPrinter:
         if not self.quiet and not self.as_json:
             sys.stderr.write(f"note: {text}\n")
 
-    def agrees(self, order: SubmissionPlan, cluster: Cluster) -> bool:
+    def agrees(self, plan: SubmissionPlan, cluster: Cluster) -> bool:
         """On a terminal, before several runs go to a cluster: what they are, what they cost, and a question."""
-        runs = sum(len(planned.runs) for planned in order.submissions)
-        if not self.ask or cluster.is_local or runs < 2:
+        if cluster.is_local or not plan.submissions:
+            return True
+        from shoal.views.plan import cost_sentence
+
+        cost = cost_sentence(plan.submissions, here=False)
+        runs = sum(len(planned.runs) for planned in plan.submissions)
+        if not self.ask or runs < 2:
+            self._cost = cost
             return True
         from shoal.units import plural
-        from shoal.views.plan import cost_sentence
         from shoal.views.terminal import confirm
 
-        jobs = plural(len(order.submissions), "job")
-        cost = cost_sentence(order.submissions, here=False)
+        jobs = plural(len(plan.submissions), "job")
         print(f"{plural(runs, 'run')} as {jobs} on cluster {cluster.name}" + (f": {cost}" if cost else ""))
         if confirm("submit them?"):
             return True
@@ -99,10 +101,10 @@ class SubmitPrinter:
         return False
 
     def chooses(self, found: Sequence[CheckpointDecision]) -> bool | None:
-        """On a terminal: whether runs that did not end well continue from their checkpoints."""
+        """On a terminal: whether runs that have not completed continue from their checkpoints."""
         if not self.ask:
             return None
-        from shoal.submit import decide
+        from shoal.actions import decide
         from shoal.views.terminal import choose_word
 
         for note in decide.checkpoint_notes(found):
@@ -116,7 +118,7 @@ class SubmitPrinter:
         """On a terminal: whether a program that may start over is given its checkpoint all the same."""
         if not self.ask:
             return False
-        from shoal.submit import unknown_resume_reason
+        from shoal.actions import unknown_resume_reason
         from shoal.views.terminal import confirm
 
         print(f"{found[0].name} may start over: {unknown_resume_reason(found[0])}")
@@ -128,32 +130,24 @@ class SubmitPrinter:
         """What a followed run came to, for --json."""
         from shoal.views.status import run_document
 
-        self.results[view.name] = {**self.results.get(view.name, {}), **run_document(view)}
-
-    def _print_text(self) -> None:
-        """Runs on this machine are through: [notify] may want to know; jobs on Slurm tell by themselves."""
-        ran = {name.split("/")[0]: name for name, result in self.results.items() if result["did"] == "ran"}
-        if ran:
-            from shoal.describe import home_here
-            from shoal.job import notifications, read_secrets
-
-            for name in ran.values():
-                notifications.notify_end(home_here(), name, {**os.environ, **read_secrets(os.environ)})
+        earlier = self.results.get(view.name, {})
+        reason = view.reason or earlier.get("reason", "")  # why it was left alone, where its end needs no words
+        self.results[view.name] = {**earlier, **run_document(view), "reason": reason}
 
     def _failures(self) -> None:
         """Why runs on this machine failed; the output of a single one has just been shown."""
         ran = [name for name, result in self.results.items() if result["did"] == "ran"]
         bad = [name for name in ran if self.results[name]["state"] in FAILED_STATES]
         if bad:
-            from shoal.describe import home_here
+            from shoal.describe import find_home
             from shoal.observe import observe
             from shoal.views import error_groups
 
-            views = list(observe(home_here(), bad).views.values())
-            told = error_groups.failure_summaries(
-                home_here(), views, lines=0 if len(ran) == 1 else error_groups.LAST_LINES
+            views = list(observe(find_home(), bad).views.values())
+            summaries = error_groups.failure_summaries(
+                find_home(), views, lines=0 if len(ran) == 1 else error_groups.LAST_LINES
             )
-            sys.stderr.write("".join(f"{line}\n" for line in told))
+            sys.stderr.write("".join(f"{line}\n" for line in summaries))
 
     def _summary(self) -> None:
         sent = [name for name, result in self.results.items() if result["did"] == "submitted"]
@@ -164,6 +158,8 @@ class SubmitPrinter:
             experiment = next(iter(self.results)).split("/")[0]
             left = len(self.results) - _MAX_LINES
             print(f"{left:,} of them are not listed above; shoal status {experiment} --all --tasks lists them")
+        if sent and self._cost:
+            print(self._cost)
         if sent and self.next_steps:
             experiment = sent[0].split("/")[0]
             print(f"next: shoal status {experiment}   shoal watch {experiment}   shoal logs {sent[0]} -f")
@@ -176,6 +172,6 @@ def _result_line(result: SubmitResult) -> str:
     if result.did == "submitted":
         return f"submitted {result.name} as job {result.job_id}{output}"
     if result.did == "ran":
-        cause = f" ({result.reason})" if result.reason else ""
-        return f"{result.state} {result.name}{cause}{output}"
+        reason = f" ({result.reason})" if result.reason else ""
+        return f"{result.state} {result.name}{reason}{output}"
     return f"{result.did}: {result.name}: {result.reason}"

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from shoal.actions import SubmitResult
 from shoal.model import ACTIVE_STATES
 from shoal.observe import RunView
-from shoal.submit import SubmitResult
 from shoal.switch import SwitchComparison
 from shoal.units import format_duration, plural
 from shoal.views.render import print_json, safe_line
@@ -53,10 +53,10 @@ def _print(comparison: SwitchComparison, applied: list[SubmitResult], now: float
     on = f"on {plural(view.gpus, 'GPU')}" if view.gpus else "without GPUs"
     print(f"{view.name} runs {on} as job {view.job_id}{since}")
     print(f"  progress  {seen.fraction or 0:.0%}: {safe_line(seen.text)} ({seen.source})")
-    print(f"  keep      done in {_span(advice.keep_s, now)}{_cost(view, advice.keep_gpu_hours)}")
+    print(f"  keep      completed in {_span(advice.keep_s, now)}{_cost(view, advice.keep_gpu_hours)}")
     wait = "starts at a time that Slurm does not tell" if advice.wait_s is None else _starts(advice.wait_s)
     again = f", does {format_duration(advice.lost_s)} of work again" if advice.lost_s >= 1 else ""
-    done = f"done in {_span(advice.switch_s, now)}{_cost(view, advice.switch_gpu_hours)}"
+    done = f"completed in {_span(advice.switch_s, now)}{_cost(view, advice.switch_gpu_hours)}"
     print(f"  {_size(comparison):<9} {wait}{again}, {done}")
     print(
         f"            {advice.speedup:.3g} times as fast: efficiency {advice.efficiency:.2g}, {advice.efficiency_from}"

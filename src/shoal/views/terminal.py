@@ -35,6 +35,8 @@ def detect_screen(
     """The screen behind a stream; `force` is what --tty (True) or --plain (False) says."""
     out = sys.stdout if stream is None else stream
     env = os.environ if environ is None else environ
+    if stream is None and (screen := _screen_elsewhere(env.get(SCREEN_VARIABLE, ""))) is not None:
+        return screen if force is None else screen._replace(tty=force, colour=screen.colour and force)
     terminal = _is_terminal(out)
     tty = terminal if force is None else force
     dumb = env.get("TERM") == "dumb"
@@ -45,6 +47,23 @@ def detect_screen(
         colour = False
     encoding = (getattr(out, "encoding", None) or "ascii").lower()
     return Screen(tty, _width(out, env), colour, bool(env.get("ACCESSIBLE")), encoding.startswith("utf"))
+
+
+#: The screen of the person, for a command that was ordered over ssh: shown there, computed here.
+SCREEN_VARIABLE = "SHOAL_SCREEN"
+
+
+def describe_screen(screen: Screen) -> str:
+    """A screen as the value of SHOAL_SCREEN."""
+    return " ".join(str(int(value)) for value in screen)
+
+
+def _screen_elsewhere(text: str) -> Screen | None:
+    words = text.split()
+    if len(words) != len(Screen._fields) or not all(word.isascii() and word.isdigit() for word in words):
+        return None
+    tty, width, colour, accessible, unicode = map(int, words)
+    return Screen(bool(tty), max(20, width), bool(colour), bool(accessible), bool(unicode))
 
 
 def can_redraw(screen: Screen, environ: Mapping[str, str]) -> bool:

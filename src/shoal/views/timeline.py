@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.kernel import layout, list_names
-from shoal.model import SUCCESSFUL_STATES
+from shoal.model import FAILED_STATES
 from shoal.observe import AssignedResources, DamagedRecord, run_files
 from shoal.units import natural_sort_key
 from shoal.views.render import fit_cell, safe_line
@@ -21,7 +21,8 @@ _MAX_LABEL = 28
 
 
 class TimelineBar(NamedTuple):
-    """One attempt on one lane. `share` is its part of the lane: below 1 others may run beside it."""
+    """One attempt on one lane. `share` is its part of the lane: below 1 others may run beside it. `busy` is the mean
+    utilisation of its GPUs, from 0 to 1; None: not measured."""
 
     lane: str
     run: str
@@ -30,6 +31,7 @@ class TimelineBar(NamedTuple):
     end: float
     state: str
     share: float = 1.0
+    busy: float | None = None
 
 
 class Timeline(NamedTuple):
@@ -67,9 +69,14 @@ class Timeline(NamedTuple):
             found[bar.lane].append(bar)
         return found
 
-    def busy_fraction(self, bars: Iterable[TimelineBar]) -> float:
+    def occupied_fraction(self, bars: Iterable[TimelineBar]) -> float:
         """The part of the whole time that the bars of one lane cover."""
         return min(1.0, sum((bar.end - bar.start) * bar.share for bar in bars) / max(1e-9, self.makespan_s))
+
+    def busy_fraction(self, bars: Sequence[TimelineBar]) -> float | None:
+        """The measured utilisation of one lane over the whole time; None if none of its bars was measured."""
+        known = [(bar.end - bar.start) * bar.share * bar.busy for bar in bars if bar.busy is not None]
+        return min(1.0, sum(known) / max(1e-9, self.makespan_s)) if known else None
 
     def since(self, t: float) -> Timeline:
         """What began at that time or later."""
@@ -77,7 +84,7 @@ class Timeline(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         return {
-            "timeline": [bar._asdict() for bar in self.bars],
+            "timeline": [{key: value for key, value in bar._asdict().items() if key != "busy"} for bar in self.bars],
             "makespan_s": round(self.makespan_s, 3),
             "busy_s": round(self.busy_s, 3),
             "idle_s": round(self.idle_s, 3),
@@ -109,7 +116,7 @@ def _pack_bars(home: str, name: str, now: float) -> list[TimelineBar]:
             continue
         if start is None or start.held is None:
             continue
-        state = "running" if end is None else ("done" if end.success else "failed")
+        state = "running" if end is None else ("completed" if end.success else "failed")
         if end is not None and end.stopped_by:
             state = "stopped"
         begin, last = (end.began, end.ended) if end is not None else (start.t, now)
@@ -125,52 +132,84 @@ def held_lanes(host: str, held: AssignedResources) -> list[str]:
     return [f"{host}:gpu{gpu}" for gpu in held.gpus] or [f"{host}:{held.slot}"]
 
 
-def attempts_timeline(tries: Sequence[AttemptHistory]) -> Timeline:
+def attempts_timeline(attempts: Sequence[AttemptHistory]) -> Timeline:
     """One lane per GPU of a host (per place, where no GPU was asked for), filled in order of time.
 
     Slurm does not tell which of a host's GPUs a run had, so the lowest ones that are free are taken; GPUs of further
-    nodes of a run are lanes of their own. Runs that shared a GPU have a lane each.
+    nodes of a run are lanes of their own. A GPU of a pack is one lane, however many runs shared it.
     """
     ends_of: dict[str, list[float]] = {}
+    lane_of: dict[tuple[str, str], int] = {}
+    last_ends: dict[tuple[str, str], float] = {}
+    for attempt in attempts:
+        for key in _pack_places(attempt):
+            last_ends[key] = max(last_ends.get(key, 0.0), attempt.end)
     bars: list[TimelineBar] = []
-    for attempt in sorted(tries, key=lambda attempt: (attempt.begin, attempt.run)):
-        for node in range(attempt.asked.nodes):
+    for attempt in sorted(attempts, key=lambda attempt: (attempt.begin, attempt.run)):
+        use = attempt.use.mean_gpu_percent if attempt.use else None
+        busy = None if use is None else use / 100
+        about = (attempt.run, attempt.attempt, attempt.begin, attempt.end, attempt.state, attempt.share, busy)
+        for key in _pack_places(attempt):
+            if key not in lane_of:
+                lane_of[key] = _take_lane(ends_of.setdefault(attempt.host, []), attempt.begin, last_ends[key])
+            bars.append(TimelineBar(f"{attempt.host}:{lane_of[key]}", *about))
+        for node in range(attempt.asked.nodes if attempt.held is None else 0):
             host = _host(attempt, node)
-            ends = ends_of.setdefault(host, [])
             for _ in range(max(1, attempt.asked.gpus)):
-                at = next((place for place, end in enumerate(ends) if end <= attempt.begin + 1e-3), None)
-                if at is None:
-                    ends.append(0.0)
-                    at = len(ends) - 1
-                ends[at] = attempt.end
-                lane = f"{host}:{at}"
-                bars.append(TimelineBar(lane, attempt.run, attempt.attempt, attempt.begin, attempt.end, attempt.state))
+                lane = _take_lane(ends_of.setdefault(host, []), attempt.begin, attempt.end)
+                bars.append(TimelineBar(f"{host}:{lane}", *about))
     return make_timeline(bars)
 
 
+def _pack_places(attempt: AttemptHistory) -> list[tuple[str, str]]:
+    """GPUs, or the slot, that a run of a pack held; (job, name), as jobs may give the same name to different GPUs."""
+    if attempt.held is None:
+        return []
+    return [(attempt.allocation or attempt.job, lane) for lane in held_lanes(attempt.host, attempt.held)]
+
+
+def _take_lane(ends: list[float], begin: float, end: float) -> int:
+    """The lowest lane that is free, which is then taken until `end`."""
+    at = next((place for place, last in enumerate(ends) if last <= begin + 1e-3), len(ends))
+    ends[at:] = [end, *ends[at + 1 :]]
+    return at
+
+
 def _host(attempt: AttemptHistory, node: int) -> str:
-    """The name of a run's n-th node: as it told itself, else by its place behind the first."""
-    told = [use.host for use in attempt.use.nodes if use.host] if attempt.use else []
+    """The name of a run's n-th node: as it reports itself, else by its place behind the first."""
+    hosts = [use.host for use in attempt.use.nodes if use.host] if attempt.use else []
     if node == 0:
-        return told[0] if told else attempt.host
-    return told[node] if len(set(told)) == attempt.asked.nodes else f"{attempt.host}+{node}"
+        return hosts[0] if hosts else attempt.host
+    return hosts[node] if len(set(hosts)) == attempt.asked.nodes else f"{attempt.host}+{node}"
 
 
 def text_lines(timeline: Timeline, width: int, max_lanes: int | None = None) -> list[str]:
-    """A line for each lane: # and = change from attempt to attempt, x where one ended badly, dots where nothing ran.
+    """A line for each lane: # and = change from attempt to attempt, x where one failed, dots where nothing ran.
     Below them the time of day at both ends."""
     by_lane = timeline.by_lane()
     label_width = min(_MAX_LABEL, max((len(lane) for lane in by_lane), default=0))
-    room = max(20, min(100, width - label_width - 14))
+    uses = {lane: use_text(timeline, bars) for lane, bars in by_lane.items()}
+    room = max(20, min(100, width - label_width - 5 - max(map(len, ["100% occupied", *uses.values()]))))
     lines = [
-        f"{fit_cell(safe_line(lane), label_width)} |{_cells(timeline, bars, room)}|"
-        f"  {timeline.busy_fraction(bars):.0%} busy"
+        f"{fit_cell(safe_line(lane), label_width)} |{_cells(timeline, bars, room)}|  {uses[lane]}"
         for lane, bars in list(by_lane.items())[:max_lanes]
     ]
     if max_lanes is not None and len(by_lane) > max_lanes:
         lines.append(f"and {len(by_lane) - max_lanes} more; --html shows them all")
     first, last = clock_marks(timeline, 2)
     return [*lines, f"{' ' * label_width}  {first}{last.rjust(room - len(first))}"]
+
+
+def share_rows(bars: Sequence[TimelineBar]) -> list[int]:
+    """For each bar of a lane, which of the parts of it that are as high as its share it takes: the first free one."""
+    ends: list[float] = []
+    return [_take_lane(ends, bar.start, bar.end) % max(1, round(1 / bar.share)) for bar in bars]
+
+
+def use_text(timeline: Timeline, bars: Sequence[TimelineBar]) -> str:
+    """How much of the time a run had the lane, and where it was measured how busy that was."""
+    busy = timeline.busy_fraction(bars)
+    return f"{timeline.occupied_fraction(bars):.0%} occupied" + ("" if busy is None else f", {busy:.0%} busy")
 
 
 def _cells(timeline: Timeline, bars: Sequence[TimelineBar], room: int) -> str:
@@ -180,7 +219,7 @@ def _cells(timeline: Timeline, bars: Sequence[TimelineBar], room: int) -> str:
         first = min(room - 1, int((bar.start - timeline.begin) * scale))
         last = min(room, max(first + 1, round((bar.end - timeline.begin) * scale)))
         cells[first:last] = ["#="[number % 2]] * (last - first)
-        if bar.state not in SUCCESSFUL_STATES and bar.state != "running":
+        if bar.state in FAILED_STATES:
             cells[last - 1] = "x"
     return "".join(cells)
 

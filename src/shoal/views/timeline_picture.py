@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Format = Literal["png", "pdf", "svg"]
 
-_COLOURS = {"done": ("#2f6f9f", "#5b9bc7"), "running": ("#3a8f5c", "#3a8f5c"), "stopped": ("#b58a2f", "#b58a2f")}
+_COLOURS = {"completed": ("#2f6f9f", "#5b9bc7"), "running": ("#3a8f5c", "#3a8f5c"), "stopped": ("#b58a2f", "#b58a2f")}
 _BAD = ("#b23a3a", "#b23a3a")
 _IDLE, _HATCH, _GREY = "#f1efe9", "#cfc9bb", "#555555"
 _STEPS_S = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400)

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from shoal.describe import ColumnSetting
+from shoal.actions import SubmitResult
 from shoal.kernel import layout, list_names
-from shoal.model import ACTIVE_STATES, ENDED_STATES, FAILED_STATES, SUCCESSFUL_STATES
-from shoal.observe import QueueCache, RunView, observe
-from shoal.submit import SubmitResult, observe_and_follow_up
+from shoal.model import ACTIVE_STATES, ENDED_STATES, FAILED_STATES, SUCCESSFUL_STATES, state_verb
+from shoal.observe import ObserveRuns, QueueCache, RunView, observe
 from shoal.units import shorten_list
 from shoal.views import logs, status
 from shoal.views.columns import iso_time
@@ -28,6 +27,7 @@ from shoal.views.log_files import BLOCK, CarriageReturnFilter, seek_last_lines
 from shoal.views.logs import LogFormat, LogSource, find_rank_logs, prefix_lines, prefix_of
 from shoal.views.render import safe_line, visible_width
 from shoal.views.status import StatusFilter, StatusReport
+from shoal.views.table_choice import TableChoice
 from shoal.views.terminal import ControlSequenceFilter, Screen, can_redraw, detect_screen
 
 #: Files are looked at often; Slurm through the answer that all watchers share.
@@ -42,20 +42,21 @@ def follow_output(
     *,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
+    observe_runs: ObserveRuns = observe,
 ) -> int:
-    """Print the last lines and then whatever comes, over attempts, until none of the runs is live.
+    """Print the last lines and then whatever comes, over attempts, until none of the runs is active.
 
     Ctrl-C ends the following, never a run. Returns 0 if all ended as they were meant to, else 4.
     """
     pipes = _LogFollower(sources, form)
     states = dict.fromkeys(pipes.runs, "unknown")
-    told: dict[str, str] = {}
+    shown_states: dict[str, str] = {}
     asked_at, ask = float("-inf"), QueueCache(home)
     try:
         while True:
             open_runs = [run for run, state in states.items() if state in ACTIVE_STATES]
             if clock() - asked_at >= _STATE_INTERVAL_S or any(_is_finished(home, run) for run in open_runs):
-                views = observe_and_follow_up(home, open_runs, ask=ask)[0].views
+                views = observe_runs(home, open_runs, ask=ask).views
                 states.update({run: view.state for run, view in views.items()})
                 asked_at = clock()
             for run, first in pipes.runs.items():
@@ -63,9 +64,14 @@ def follow_output(
                 started = bool(newest[0].paths) and not (newest[0].outdated and states[run] in ACTIVE_STATES)
                 if started:
                     pipes.copy(newest)
-                if run in open_runs and told.get(run) != states[run] and not started and states[run] in ACTIVE_STATES:
+                if (
+                    run in open_runs
+                    and shown_states.get(run) != states[run]
+                    and not started
+                    and states[run] in ACTIVE_STATES
+                ):
                     sys.stderr.write(f"{run} is {states[run]}\n")
-                    told[run] = states[run]
+                    shown_states[run] = states[run]
             if not any(state in ACTIVE_STATES for state in states.values()):
                 break
             sleep(_READ_INTERVAL_S)
@@ -76,7 +82,7 @@ def follow_output(
     pipes.finish()
     ended = observe(home, list(states), ask=ask).views
     for run, state in states.items():
-        lines = failure_summary(home, ended[run]) if state in FAILED_STATES else [f"{run} is {state}"]
+        lines = failure_summary(home, ended[run]) if state in FAILED_STATES else [f"{run} {state_verb(state)}"]
         sys.stderr.write("".join(f"{line}\n" for line in lines))
     return 0 if SUCCESSFUL_STATES.issuperset(states.values()) else 4
 
@@ -177,7 +183,7 @@ class WatchOptions(NamedTuple):
     quiet: bool = False
     everything: bool = False
     tasks: bool = False
-    columns: Sequence[ColumnSetting] = ()
+    choice: TableChoice = TableChoice()
     exit_status: bool = False
     bell: bool = False
 
@@ -185,81 +191,91 @@ class WatchOptions(NamedTuple):
 def watch_runs(
     home: str,
     wanted: StatusFilter,
-    manner: WatchOptions,
+    options: WatchOptions,
     screen: Screen,
     *,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.time,
+    observe_runs: ObserveRuns = observe,
 ) -> int:
-    """Watch until no selected run is live. Returns 0, or with `exit_status` 4 if one did not end well; Ctrl-C 130."""
-    ask = QueueCache(home)
-    teller = (
-        _TableRedrawer(screen, manner)
-        if can_redraw(screen, environ) and not manner.as_json
-        else _LineWriter(screen, manner)
+    """Watch until no run is active. Returns 0; 4 with `exit_status` if a run failed or was cancelled. 130: Ctrl-C."""
+    ask, memory = QueueCache(home), status.StatusMemory(home)
+    output = (
+        _TableRedrawer(screen, options)
+        if can_redraw(screen, environ) and not options.as_json
+        else _LineWriter(screen, options)
     )
     look_s = float(environ.get("SHOAL_LOOK_S") or _REFRESH_S)
     try:
         while True:
             begin = time.monotonic()
-            report = status.gather_status(home, wanted, ask=ask, clock=clock)
-            teller.tell(report)
+            report = status.gather_status(
+                home,
+                wanted,
+                ask=ask,
+                clock=clock,
+                choice=options.choice,
+                memory=memory,
+                observe_runs=observe_runs,
+            )
+            output.tell(report)
             if not any(view.state in ACTIVE_STATES for view in report.views):
                 break
             sleep(max(look_s, 5 * (time.monotonic() - begin)))
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped watching; the runs go on\n")
         return 130
-    teller.end(report)
-    if not manner.quiet and not manner.as_json:
+    output.end(report)
+    if not options.quiet and not options.as_json:
         sys.stderr.write("".join(f"{line}\n" for line in failure_summaries(home, report.views)))
-    if manner.bell:
+    if options.bell:
         sys.stderr.write("\a")
     bad = any(view.state in ENDED_STATES - SUCCESSFUL_STATES for view in report.views)
-    return 4 if manner.exit_status and bad else 0
+    return 4 if options.exit_status and bad else 0
 
 
 class _LineWriter:
     """One line per change of state: for pipes, logs of CI, and people whose screen is read to them."""
 
-    def __init__(self, screen: Screen, manner: WatchOptions) -> None:
-        self.screen, self.manner = screen, manner
+    def __init__(self, screen: Screen, options: WatchOptions) -> None:
+        self.screen, self.options = screen, options
         self.seen: dict[str, tuple[str, int, str | None]] = {}
         self.problem: str | None = None
         self.told_at = 0.0
 
     def tell(self, report: StatusReport) -> None:
         for view in report.views:
-            word = (view.state, view.attempt, view.cause if view.state != "running" else self._idle(view, report))
+            word = (view.state, view.attempt, view.reason if view.state != "running" else self._idle(view, report))
             if self.seen.get(view.name) != word:
                 first = view.name not in self.seen
                 self.seen[view.name] = word
-                if not (first and view.state == "done" and not self.manner.everything):
+                if not (first and view.state == "completed" and not self.options.everything):
                     self._change(view, report)
         if report.slurm_problem != self.problem:
             self.problem = report.slurm_problem
             status.warn_about_slurm(report)
-        if self.screen.accessible and report.now - self.told_at >= _HEARTBEAT_S and not self.manner.as_json:
+        if self.screen.accessible and report.now - self.told_at >= _HEARTBEAT_S and not self.options.as_json:
             self._print(f"{self._when(report.now)} still working: {_state_counts(report)}", report.now)
 
     def end(self, report: StatusReport) -> None:
-        if self.manner.as_json:
+        if self.options.as_json:
             document = {"schema": 1, "event": "end", "t": report.now, "counts": report.counts}
             print(json.dumps(document), flush=True)
-        elif not self.manner.quiet:
+        elif not self.options.quiet:
             self._print(f"{self._when(report.now)} all ended: {_state_counts(report)}", report.now)
 
     def _change(self, view: RunView, report: StatusReport) -> None:
-        if self.manner.as_json:
-            record = status.run_document(view, report.details.get(view.name))
+        if self.options.as_json:
+            details, summary = report.details.get(view.name), report.summaries.get(view.name)
+            record = status.run_document(view, details, summary, report.metric)
             print(json.dumps({"schema": 1, "event": "run", "t": report.now, **record}), flush=True)
-        elif self.manner.quiet:
+        elif self.options.quiet:
             self._print(view.name, report.now)
         else:
-            why = view.cause or self._idle(view, report)
-            cause = f" ({safe_line(why)})" if why else ""
-            self._print(f"{self._when(report.now)} {safe_line(view.name)} {view.state}{cause}", report.now)
+            why = view.reason or self._idle(view, report)
+            reason = f" ({safe_line(why)})" if why else ""
+            self._print(f"{self._when(report.now)} {safe_line(view.name)} {view.state}{reason}", report.now)
 
     @staticmethod
     def _idle(view: RunView, report: StatusReport) -> str | None:
@@ -277,8 +293,8 @@ class _LineWriter:
 class _TableRedrawer:
     """The table of `status`, drawn over itself; the last frame stays in the terminal, in full."""
 
-    def __init__(self, screen: Screen, manner: WatchOptions) -> None:
-        self.manner = manner
+    def __init__(self, screen: Screen, options: WatchOptions) -> None:
+        self.options = options
         self.drawn = 0
 
     def tell(self, report: StatusReport) -> None:
@@ -293,9 +309,9 @@ class _TableRedrawer:
         status.warn_about_slurm(report)
 
     def _lines(self, report: StatusReport) -> list[str]:
-        shown = [view for view in report.views if self.manner.everything or view.state != "done"]
+        shown = [view for view in report.views if self.options.everything or view.state != "completed"]
         lines = status.status_lines(
-            report, shown, detect_screen(), tasks=self.manner.tasks, columns=self.manner.columns
+            report, shown, detect_screen(), tasks=self.options.tasks, choice=self.options.choice
         )
         return lines + ([f"Slurm does not answer: {safe_line(report.slurm_problem)}"] if report.slurm_problem else [])
 
@@ -326,11 +342,13 @@ def follow_to_end(
     environ: Mapping[str, str],
     *,
     sleep: Callable[[float], None] = time.sleep,
+    observe_runs: ObserveRuns = observe,
 ) -> int:
-    """Wait until none of the runs is live. Returns 0 if all are done, else 4; Ctrl-C is 130 and ends nothing."""
+    """Wait until none of the runs is active. Returns 0 if all completed, else 4; Ctrl-C is 130 and ends nothing."""
     names = [result.name for result in results]
     if len(names) == 1 and not say.quiet and not say.as_json:
-        code = follow_output(home, [logs.find_logs(home, names[0])], logs.format_for(detect_screen(), lines=0))
+        sources, form = [logs.find_logs(home, names[0])], logs.format_for(detect_screen(), lines=0)
+        code = follow_output(home, sources, form, observe_runs=observe_runs)
         say.update(observe(home, names, environ=environ).views[names[0]])
         return code
     seen: dict[str, str] = {}
@@ -338,16 +356,16 @@ def follow_to_end(
     try:
         while True:
             begin = time.monotonic()
-            views = observe_and_follow_up(home, names, environ=environ, ask=ask)[0].views
+            views = observe_runs(home, names, environ=environ, ask=ask).views
             for view in views.values():
                 progress = progress_of(home, view)
-                word = f"{view.state} {(progress.words if progress else view.cause) or ''}".strip()
+                word = f"{view.state} {(progress.words if progress else view.reason) or ''}".strip()
                 if seen.get(view.name) != word:
                     seen[view.name] = word
                     if not say.quiet and not say.as_json:
                         failed = view.state in FAILED_STATES
-                        told = f"{view.state} {error_sentence(view, find_error(home, view))}" if failed else word
-                        print(f"{time.strftime('%H:%M:%S')} {view.name} {safe_line(told)}", flush=True)
+                        sentence = f"{view.state} {error_sentence(view, find_error(home, view))}" if failed else word
+                        print(f"{time.strftime('%H:%M:%S')} {view.name} {safe_line(sentence)}", flush=True)
             if not any(view.state in ACTIVE_STATES for view in views.values()):
                 break
             sleep(max(float(environ.get("SHOAL_LOOK_S") or _REFRESH_S) / 2, 5 * (time.monotonic() - begin)))
@@ -358,4 +376,4 @@ def follow_to_end(
         sys.stderr.write("".join(f"{line}\n" for line in failure_summaries(home, list(views.values()))))
     for view in views.values():
         say.update(view)
-    return 0 if all(view.state == "done" for view in views.values()) else 4
+    return 0 if all(view.state == "completed" for view in views.values()) else 4

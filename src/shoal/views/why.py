@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.job import job_constraints, replacements_of
 from shoal.kernel import layout
-from shoal.model import ACTIVE_STATES, ENDED_STATES, QUEUED_STATES
+from shoal.model import ACTIVE_STATES, ENDED_STATES, QUEUED_STATES, state_verb
 from shoal.observe import Observation, RequestedResources, RunReader, RunView, observe, usage
 from shoal.units import format_duration, format_memory_short, format_slurm_time, plural
 from shoal.views import pending
@@ -30,13 +30,35 @@ from shoal.views.terminal import Screen, strip_control_sequences
 
 def explain_run(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Explanation:
     found = observe(home, [run], environ=environ, clock=clock)
-    told = _explain_view(home, found, run, environ, clock)
+    explanation = _explain_view(home, found, run, environ, clock)
     bad = job_constraints.failed_nodes(layout.run_dir(home, run), job_constraints.ask_slurm(environ))
     failed = [f"{', '.join(bad)} failed under it; jobs that follow avoid it where they can"] if bad else []
     restart = ignored_checkpoint(home, found.views[run])
     earlier = earlier_attempts(home, found.views[run])
-    more = [*earlier, *failed, *([restart] if restart else []), *_file_evidence(home, run, told.headline)]
-    return msgspec.structs.replace(told, evidence=[*told.evidence, *more])
+    adopted = found.views[run].adopted
+    earlier = [*([f"adopted: shoal did not submit job {found.views[run].job_id}"] if adopted else []), *earlier]
+    more = [*earlier, *failed, *([restart] if restart else []), *_file_evidence(home, run, explanation.headline)]
+    return msgspec.structs.replace(explanation, evidence=[*explanation.evidence, *more], adopted=adopted)
+
+
+def about_job(explanation: Explanation, name: str, label: str) -> Explanation:
+    """The explanation of a job that is not a run: it is called by its id, and commands that act on a run are replaced
+    by the one that adopts the job."""
+
+    def by_id(text: str) -> str:
+        return text.replace(name, label)
+
+    looking = ("shoal logs", "shoal why", "scontrol")
+    looks = [by_id(command) for command in explanation.next if command.startswith(looking)]
+    acts = len(looks) < len(explanation.next) or not looks
+    return msgspec.structs.replace(
+        explanation,
+        run=f"job {label}",
+        headline=by_id(explanation.headline),
+        evidence=[by_id(line) for line in explanation.evidence if not line.startswith("adopted: ")],
+        adopted=False,
+        next=[*looks, *([f"shoal adopt {label}"] if acts else [])],
+    )
 
 
 def _file_evidence(home: str, run: str, headline: str) -> list[str]:
@@ -62,47 +84,47 @@ def _explain_view(
     spec = reader.spec(run)
     if view.state == "running":
         return _explain_running(home, view, environ, now)
-    if view.state == "done":
+    if view.state == "completed":
         evidence = [elapsed_text(view)] if view.started else []
-        return Explanation(run=run, state="done", headline=view.cause or "it ended well", evidence=evidence)
+        return Explanation(run=run, state="completed", headline=view.reason or "exit code 0", evidence=evidence)
     if view.state not in ENDED_STATES:
         return Explanation(
             run=run,
             state=view.state,
-            headline=f"Slurm refused it: {view.cause}"
+            headline=f"Slurm refused it: {view.reason}"
             if view.refused
-            else view.cause or "it has not been submitted yet",
+            else view.reason or "it has not been submitted yet",
             next=[resubmit_command(home, run)] if view.state == "new" else [f"shoal status {run}"],
         )
     return explain_failure(home, view, spec, _requested_resources(home, reader, run))
 
 
 def _unmet_dependencies(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float]) -> list[RunView]:
-    """The runs that must be done before this one starts, as far as they are not."""
+    """The runs that must complete before this one starts, as far as they have not."""
     origin = RunReader(home).run(run).origin
     needs = origin.submission.needs if origin and origin.submission else []
     views = observe(home, needs, environ=environ, clock=clock).views if needs else {}
-    return [view for view in views.values() if view.state != "done"]
+    return [view for view in views.values() if view.state != "completed"]
 
 
 def _explain_blocked(home: str, view: RunView, before: list[RunView]) -> Explanation:
-    """A run that waits for others, or never started because one of them ended badly."""
+    """A run that waits for others, or never started because one of them failed."""
     bad = next((one for one in before if one.state in ENDED_STATES), None)
-    evidence = [f"{one.name} is {one.state}{f': {one.cause}' if one.cause else ''}" for one in before]
+    evidence = [f"{one.name} {state_verb(one.state)}{f': {one.reason}' if one.reason else ''}" for one in before]
     if bad is None:
         names = ", ".join(one.name for one in before)
-        headline = f"it waits until {names} {'is' if len(before) == 1 else 'are'} done"
+        headline = f"it waits until {names} {'has' if len(before) == 1 else 'have'} completed"
         return Explanation(
             run=view.name, state=view.state, headline=headline, evidence=evidence, next=[f"shoal why {before[0].name}"]
         )
-    told = explain_failure(home, bad, RunReader(home).spec(bad.name), None)
+    explanation = explain_failure(home, bad, RunReader(home).spec(bad.name), None)
     smoke = " --smoke" if bad.name.endswith("_smoke") else ""
     what = "its smoke run" if smoke else "what it builds on,"
     return Explanation(
         run=view.name,
         state=view.state,
-        headline=f"it never started, because {what} {bad.name} is {bad.state}",
-        evidence=[*evidence, told.headline],
+        headline=f"it never started, because {what} {bad.name} {state_verb(bad.state)}",
+        evidence=[*evidence, explanation.headline],
         next=[f"shoal why {bad.name}", f"{resubmit_command(home, view.name)}{smoke}   # once it is fixed"],
     )
 
@@ -116,7 +138,7 @@ def _explain_pending(
             run=view.name, state=view.state, headline=headline, evidence=[problem or ""], next=["scontrol ping"]
         )
     waiting = pending.query_pending_job(view.job_id, environ)
-    word = waiting.reason if waiting else (view.cause or "").rpartition("; ")[2] or None
+    word = waiting.reason if waiting else (view.reason or "").rpartition("; ")[2] or None
     reason = explain_reason(word)
     partition = waiting.partition if waiting else view.partition or "?"
     waited = format_duration(max(0.0, now - ((waiting.submitted if waiting else None) or view.submitted or now)))
@@ -186,7 +208,9 @@ def _explain_running(home: str, view: RunView, environ: Mapping[str, str], now: 
         evidence += [f"on {safe_line(node.host or view.node or '?')}: {_usage_sentence(node)}" for node in sample.nodes]
     if view.gpus and details.gpu_percent is None:
         evidence.append(
-            f"GPU use: no data{f' ({safe_line(sample.gpu_problem)})' if sample and sample.gpu_problem else ''}"
+            "GPU use: no data, because nothing of shoal runs in the job"
+            if view.adopted
+            else f"GPU use: no data{f' ({safe_line(sample.gpu_problem)})' if sample and sample.gpu_problem else ''}"
         )
     headline = "it is running"
     if details.gpu_idle_s:
@@ -227,33 +251,33 @@ def _saved_script(home: str, run: str) -> tuple[str | None, str]:
 
 
 def show_explanation(
-    told: Explanation, screen: Screen, *, as_json: bool = False, quiet: bool = False, now: float | None = None
+    explanation: Explanation, screen: Screen, *, as_json: bool = False, quiet: bool = False, now: float | None = None
 ) -> int:
     """Print it. Exit code 5 only when Slurm was needed and silent."""
     if as_json:
-        print_json(msgspec.to_builtins(told))
+        print_json(msgspec.to_builtins(explanation))
         return 0
     if quiet:
-        print(safe_line(told.headline))
+        print(safe_line(explanation.headline))
         return 0
     moment = time.time() if now is None else now
-    reason = "" if told.headline == f"it is {told.state}" else f": {safe_line(told.headline)}"
-    sentences = [f"{screen.paint(safe_line(told.run), '1')} is {told.state}{reason}"]
-    sentences += [f"  {safe_line(line)}" for line in told.evidence]
-    if told.start_estimate is not None:
-        sentences.append(f"Slurm estimates its start at {_clock_time(told.start_estimate, moment)}")
-    elif told.estimate_note:
-        sentences.append(told.estimate_note)
+    reason = "" if explanation.headline == f"it is {explanation.state}" else f": {safe_line(explanation.headline)}"
+    sentences = [f"{screen.paint(safe_line(explanation.run), '1')} {state_verb(explanation.state)}{reason}"]
+    sentences += [f"  {safe_line(line)}" for line in explanation.evidence]
+    if explanation.start_estimate is not None:
+        sentences.append(f"Slurm estimates its start at {_clock_time(explanation.start_estimate, moment)}")
+    elif explanation.estimate_note:
+        sentences.append(explanation.estimate_note)
     sentences += [
-        f"with {one.what} it could start at {_clock_time(one.start, moment)}: {one.flag}" for one in told.sooner
+        f"with {one.what} it could start at {_clock_time(one.start, moment)}: {one.flag}" for one in explanation.sooner
     ]
     for sentence in sentences:
         print("\n".join(wrap_line(sentence, screen)))
-    if told.log_lines:
-        print(f"from {safe_line(told.log_path or 'its log')}:")
-        for line in told.log_lines:
+    if explanation.log_lines:
+        print(f"from {safe_line(explanation.log_path or 'its log')}:")
+        for line in explanation.log_lines:
             print(f"    {strip_control_sequences(line, colour=False)}")
-    for command in told.next:
+    for command in explanation.next:
         print(f"hint: {command}")
     return 0
 

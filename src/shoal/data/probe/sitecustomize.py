@@ -49,15 +49,15 @@ def _since(before: Any) -> Any:
 
 
 def _reads(loader: Any) -> str:
-    """What a loader reads, as far as it shows: shards that are staged, or packed; nothing if it does not show."""
+    """What a loader reads, as far as it shows: shards that are staged, or sharded; nothing if it does not show."""
     data = getattr(loader, "dataset", None)
     stream = getattr(data, "stream", None)
     shards: Any = getattr(getattr(stream, "data", None) or getattr(data, "data", None) or data, "shards", None)
     if type(shards).__module__ == "shoal.data.shardset":
-        return "staged" if shards.staged is not None else "packed"
+        return "staged" if shards.staged is not None else "sharded"
     if type(data).__module__.startswith("webdataset"):
         folders = [path for name, path in os.environ.items() if name.startswith("SHOAL_DATA")]
-        return "staged" if any("/objects/" in path and path.endswith("/data") for path in folders) else "packed"
+        return "staged" if any("/objects/" in path and path.endswith("/data") for path in folders) else "sharded"
     return ""
 
 

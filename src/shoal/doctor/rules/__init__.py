@@ -5,6 +5,7 @@
     cluster.py     D, G     the request against the cluster
     geometry.py    G        nodes, tasks, GPUs and CPUs against each other
     launch.py      S, G, R  launchers against the header, and calls of srun
+    nodes.py       G        launchers over several nodes
     shell.py       D, S     exit codes, environments, directories, and files next to the script
     network.py     N        ports, addresses and network settings
     gpu_env.py     X, G     variables for GPUs, threads, trackers and secrets
@@ -15,7 +16,18 @@ The letter begins the code of a finding.
 
 from importlib import import_module
 
-RULE_MODULES = ("directives", "values", "cluster", "geometry", "launch", "shell", "network", "gpu_env", "signals")
+RULE_MODULES = (
+    "directives",
+    "values",
+    "cluster",
+    "geometry",
+    "launch",
+    "nodes",
+    "shell",
+    "network",
+    "gpu_env",
+    "signals",
+)
 
 
 def load_rules() -> None:

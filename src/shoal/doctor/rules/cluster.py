@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 
+from shoal.doctor.edits import nearest_edits, option_edit
 from shoal.doctor.finding import CheckFacts, RuleHit, rule
 from shoal.doctor.nearest import RequestMismatch, closest_node_kind, qos_mismatches
 from shoal.units import plural
@@ -38,9 +40,11 @@ def time_above_limit(facts: CheckFacts) -> Iterator[RuleHit]:
     for partition, misfit in _mismatches(facts, "time"):
         yield RuleHit(
             _option_line(facts, "time"),
-            f"--time={misfit.asked} is more than partition {partition} gives: {misfit.most}",
+            f"--time={misfit.asked} is more than partition {partition} gives: {misfit.nearest}",
             "Slurm refuses it, or accepts it and never starts it (PartitionTimeLimit)",
-            _fix_text(facts, f"--time={misfit.most}"),
+            _fix_text(facts, f"--time={misfit.nearest}"),
+            None,
+            nearest_edits(facts),
         )
 
 
@@ -53,7 +57,9 @@ def unavailable_gpu_type(facts: CheckFacts) -> Iterator[RuleHit]:
             _option_line(facts, misfit.option),
             f"partition {partition} has no GPU type {misfit.asked}; it has {names} (capital letters count)",
             "Slurm refuses it: requested node configuration is not available",
-            _fix_text(facts, f"--gres=gpu:{misfit.most}:{facts.job.geometry.gpus_per_node}"),
+            _fix_text(facts, f"--gres=gpu:{misfit.nearest}:{facts.job.geometry.gpus_per_node}"),
+            None,
+            nearest_edits(facts),
         )
     option = facts.job.options.get("gres")
     if option is not None and any(item.strip().startswith("gpus:") for item in (option.value or "").split(",")):
@@ -62,6 +68,8 @@ def unavailable_gpu_type(facts: CheckFacts) -> Iterator[RuleHit]:
             "the generic resource is called gpu, not gpus",
             "sbatch refuses it: invalid generic resource specification",
             f"--gres={(option.value or '').replace('gpus:', 'gpu:')}",
+            None,
+            (option_edit("gres", (option.value or "").replace("gpus:", "gpu:")),),
         )
 
 
@@ -76,41 +84,47 @@ def request_above_node(facts: CheckFacts) -> Iterator[RuleHit]:
         if name and name not in names:
             yield RuleHit(
                 asked.line if asked else 1,
-                f"there is no partition {name} here; there are {', '.join(names)}",
+                f"unknown partition {name} (available: {', '.join(names)})",
                 "sbatch refuses it: invalid partition",
                 _fix_text(facts, f"--partition={names[0]}" if names else "sinfo"),
+                None,
+                nearest_edits(facts),
             )
     words = {"gpus": "GPUs per node", "cpus": "CPUs per task", "memory": "memory per node", "nodes": "nodes",
              "tasks": "tasks per node"}  # fmt: skip
     for partition, misfit in _mismatches(facts, *words):
         yield RuleHit(
             _option_line(facts, misfit.option),
-            f"no node of partition {partition} gives {misfit.asked} {words[misfit.about]}; at most {misfit.most}",
+            f"no node of partition {partition} gives {misfit.asked} {words[misfit.about]}; at most {misfit.nearest}",
             "Slurm refuses it, or leaves it in the queue for ever",
-            _fix_text(facts, f"--{misfit.option}={misfit.most}"),
+            _fix_text(facts, f"--{misfit.option}={misfit.nearest}"),
+            None,
+            nearest_edits(facts),
         )
     for partition, misfit in _mismatches(facts, "feature"):
         yield RuleHit(
             _option_line(facts, "constraint"),
-            f"no node of partition {partition} has the feature {misfit.asked}; there are: {misfit.most or 'none'}",
+            f"no node of partition {partition} has the feature {misfit.asked}; there are: {misfit.nearest or 'none'}",
             "Slurm refuses it: invalid feature specification",
             _fix_text(facts, "leave --constraint out"),
+            None,
+            nearest_edits(facts),
         )
 
 
 @rule("D21", "error", "more array tasks than the cluster takes")
 def array_above_limit(facts: CheckFacts) -> Iterator[RuleHit]:
-    last, most = facts.job.geometry.array_last, facts.cluster.max_array_size if facts.cluster else None
-    if last is not None and most is not None and last >= most:
+    last, max_size = facts.job.geometry.array_last, facts.cluster.max_array_size if facts.cluster else None
+    if last is not None and max_size is not None and last >= max_size:
         yield RuleHit(
             _option_line(facts, "array"),
-            f"the largest index of the array is {last}, and here it must be below {most}",
+            f"the largest index of the array is {last}, and here it must be below {max_size}",
             "sbatch refuses it: invalid job array specification",
-            f"--array=0-{most - 1}, and the rest as a second array, or several steps in each task",
+            f"--array=0-{max_size - 1}, and the rest as a second array, or several steps in each task",
         )
 
 
-@rule("D27", "error", "an account or QOS that is not yours")
+@rule("D27", "error", "an account or QOS that is not yours", lower=("warning",))
 def account_not_allowed(facts: CheckFacts) -> Iterator[RuleHit]:
     cluster, options = facts.cluster, facts.job.options
     if cluster is None:
@@ -123,6 +137,8 @@ def account_not_allowed(facts: CheckFacts) -> Iterator[RuleHit]:
                 f"you have no {name} {option.value} here; you have {', '.join(known)}",
                 "Slurm refuses it: invalid account, partition or QOS combination",
                 _fix_text(facts, f"--{name}={known[0]}"),
+                None,
+                nearest_edits(facts),
             )
     for partition in facts.partitions:
         account = options["account"].value if "account" in options else cluster.default_account
@@ -137,7 +153,7 @@ def account_not_allowed(facts: CheckFacts) -> Iterator[RuleHit]:
             yield RuleHit(
                 _option_line(facts, "partition"),
                 f"partition {partition.name} is not up",
-                "the job waits until somebody opens it",
+                "the job waits until an administrator opens it",
                 _fix_text(facts, "sinfo   # which partitions are up"),
                 "warning",
             )
@@ -173,6 +189,8 @@ def rejected_by_slurm(facts: CheckFacts) -> Iterator[RuleHit]:
             f"sbatch --test-only refuses the script: {facts.refusal}",
             "it cannot be submitted as it is",
             _fix_text(facts, f"sbatch --test-only {facts.job.path}   # asks again"),
+            None,
+            nearest_edits(facts),
         )
 
 
@@ -186,16 +204,22 @@ def request_above_qos(facts: CheckFacts) -> Iterator[RuleHit]:
     for misfit in qos_mismatches(facts.job.geometry, facts.job.options, facts.cluster):
         yield RuleHit(
             _option_line(facts, misfit.option),
-            f"QOS {name} gives at most {misfit.most} {words[misfit.about]}, not {misfit.asked}",
+            f"QOS {name} gives at most {misfit.nearest} {words[misfit.about]}, not {misfit.asked}",
             "Slurm accepts it and never starts it (QOSMaxWallDurationPerJobLimit, QOSMaxGRESPerUser)",
-            _fix_text(facts, f"at most {misfit.most}, or another QOS"),
+            _fix_text(facts, f"at most {misfit.nearest}, or another QOS"),
+            None,
+            nearest_edits(facts),
         )
 
 
-@rule("G14", "error", "a GPU partition, and no GPU asked for")
+@rule("G14", "error", "a GPU partition, and no GPU asked for", lower=("warning", "hint"))
 def gpu_partition_without_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
     job = facts.job
     if job.geometry.wants_gpus or job.kind == "experiment" or job.is_het:
+        return
+    asks = [name for name in ("gres", "gpus", "gpus-per-node", "gpus-per-task", "tres-per-task") if name in job.options]
+    if asks:
+        yield from _zero_gpus(facts, asks)
         return
     needs = any(one.is_distributed for one in job.work) or any(one.name == "nvidia-smi" for one in job.commands)
     option = job.options.get("partition")
@@ -205,6 +229,8 @@ def gpu_partition_without_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
     else:
         gpus = option is not None and any(name in (option.value or "").lower() for name in _GPU_NAMES)
         certain = False
+    # Sites that give whole nodes only take neither CPUs nor memory, and no GPUs.
+    whole = facts.cluster is None and not {"cpus-per-task", "mem", "mem-per-cpu"} & set(job.options)
     if gpus and needs and "exclusive" not in job.options:
         name = option.value if option is not None else "of this cluster"
         yield RuleHit(
@@ -212,11 +238,39 @@ def gpu_partition_without_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
             f"partition {name} has GPUs, and the script asks for none",
             "the program finds no CUDA GPUs",
             "#SBATCH --gres=gpu:1",
-            None if certain else "warning",
+            None if certain else "hint" if whole and job.geometry.nodes_given else "warning",
+            (option_edit("gres", "gpu:1"),) if certain else (),
         )
 
 
-@rule("G17", "warning", "more CPUs than the GPUs' share")
+_CUDA_ARGUMENT = re.compile(
+    r"(?:^|\s)(?:--?(?:use[_-])?(?:gpus?|cuda)(?:[_-]ids?)?(?:\s|=|$)|--?device[= ]['\"]?(?:cuda|gpu))"
+)
+_NO_GPU_ARGUMENT = re.compile(
+    r"--?(?:use[_-])?(?:gpus?|cuda)(?:[_-]ids?)?[= ](?:-1|none|false|no|off|cpu)\b|--?device[= ]cpu|nproc|--cpu\b", re.I
+)
+
+
+def _zero_gpus(facts: CheckFacts, asks: list[str]) -> Iterator[RuleHit]:
+    """--gres=gpu:0 may be meant; not where the program is told to use a GPU."""
+    job = facts.job
+    option = job.options[asks[0]]
+    if job.geometry.gpus_per_node != 0 and job.geometry.gpus_total != 0:
+        return
+    for launch in job.work:
+        words = " ".join(launch.args)
+        if _CUDA_ARGUMENT.search(words) and not _NO_GPU_ARGUMENT.search(words):
+            yield RuleHit(
+                option.line,
+                f"--{asks[0]}={option.value} asks for no GPU, and {launch.program} is told to use one",
+                "the program finds no CUDA GPUs, or trains on CPUs without a word",
+                "#SBATCH --gres=gpu:1",
+                "warning",
+            )
+            return
+
+
+@rule("G17", "warning", "more CPUs than the GPUs' share", lower=("hint",))
 def cpus_above_gpu_share(facts: CheckFacts) -> Iterator[RuleHit]:
     geometry, options = facts.job.geometry, facts.job.options
     cpus, gpus = geometry.cpus_per_node, geometry.gpus_per_node
@@ -231,4 +285,5 @@ def cpus_above_gpu_share(facts: CheckFacts) -> Iterator[RuleHit]:
             "other GPUs of the node are left without CPUs, and the job waits longer",
             f"--cpus-per-task={max(1, max(shares) // tasks)}",
             "hint" if cpus <= max(shares) * 1.5 else None,
+            (option_edit("cpus-per-task", max(1, max(shares) // tasks)),),
         )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 
-from shoal.batch import SLURM_MAX_BYTES, is_template, known_options
+from shoal.batch import SLURM_MAX_BYTES, ShellCommand, is_template, known_options
+from shoal.doctor.edits import option_edit
 from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule, text_rule
+from shoal.doctor.known_findings import read_ignore_comments
 from shoal.doctor.script import BatchScript
 
 _PATHS = ("output", "error", "chdir", "input")
 _FREE_TEXT_OPTIONS = frozenset({"job-name", "comment", "mail-user", "wckey", "licenses"})
 _REQUIRED_OPTIONS = frozenset({"time", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "mem-per-cpu"})
+_SLURM_PATTERNS = {"SLURM_JOB_ID": "%j", "SLURM_JOBID": "%j", "SLURM_JOB_NAME": "%x", "SLURM_ARRAY_JOB_ID": "%A",
+                   "SLURM_ARRAY_TASK_ID": "%a"}  # fmt: skip
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _SPACED_OPTION = re.compile(r"(--?[A-Za-z][\w-]*)(?:\s+=\s*|\s*=\s+)(?=\S)")
 #: Removed or never part of sbatch, and what takes their place.
@@ -21,6 +27,9 @@ _RENAMED_OPTIONS = {"workdir": "chdir", "share": "oversubscribe", "cores": "cpus
              "queue": "partition", "walltime": "time", "num-nodes": "nodes"}  # fmt: skip
 #: Options that site plugins add to sbatch (containers above all); unknown to Slurm itself and right where they exist.
 _PLUGIN_PREFIXES = (
+    "image",
+    "module",
+    "volume",
     "container-",
     "no-container-",
     "x11",
@@ -34,12 +43,14 @@ _PLUGIN_PREFIXES = (
 )
 
 
-@text_rule("D01", "error", "a directive below the first command")
+@text_rule("D01", "error", "a directive below the first command", lower=("hint",))
 def directive_after_command(script: BatchScript) -> Iterator[RuleHit]:
     read = script.directives.last()
+    if not read and any(_writes_batch_script(command) for command in script.commands):
+        return  # a script that writes batch scripts, and is none
     for one in script.directives.ignored:
-        if one.why != "late":
-            continue
+        if one.why != "late" or not one.options:
+            continue  # sbatch's own messages, pasted into the script, begin with #SBATCH too
         first = script.directives.first_command
         known = one.options and all(
             option.name in read and read[option.name].value == option.value for option in one.options
@@ -54,23 +65,31 @@ def directive_after_command(script: BatchScript) -> Iterator[RuleHit]:
         )
 
 
-@text_rule("D02", "error", "a directive that is only a comment")
+def _writes_batch_script(command: ShellCommand) -> bool:
+    return any(one.heredoc is not None and "#SBATCH" in one.heredoc.body for one in command.redirects)
+
+
+@text_rule("D02", "error", "a directive that is only a comment", lower=("warning",))
 def commented_directive(script: BatchScript) -> Iterator[RuleHit]:
     given = {option.name for option in script.directives.options}
     for one in script.directives.ignored:
         if one.why == "late" or not one.options:
             continue
-        if one.why == "disabled":
-            # Two #, or a blank, are also how people switch a line off; only a missing option makes it suspicious.
+        # Two # are how people switch a line off, and a blank often is; it is a slip where it holds for all lines.
+        if one.why in ("disabled", "spaced") and (
+            given or any(other.why == "late" for other in script.directives.ignored)
+        ):
             missing = [option.name for option in one.options if option.name not in given]
-            if not missing:
-                continue
-            said = "looks like a directive that was switched off, and nothing else sets --" + missing[0]
-            yield RuleHit(
-                one.line, f"this line {said}", "sbatch does not read it", "#SBATCH, with one # and no blank", "warning"
-            )
+            if one.why == "spaced" and missing:
+                yield RuleHit(
+                    one.line,
+                    f"this line is a comment because of the blank before SBATCH, and nothing else sets --{missing[0]}",
+                    "sbatch does not read it",
+                    "#SBATCH without the blank, or ##SBATCH to switch it off visibly",
+                    "warning",
+                )
             continue
-        fixed = "#SBATCH " + re.sub(r"^\s*#+\s*(?i:sbatch)\s*:?\s*", "", one.text).rstrip()
+        fixed = "#SBATCH " + re.sub(r"^\s*#+\s*[A-Za-z]+\s*:?\s*", "", one.text).rstrip()
         what = "is indented" if one.why == "indented" else "is not spelled #SBATCH"
         yield RuleHit(
             one.line,
@@ -96,7 +115,7 @@ def dos_line_endings(script: BatchScript) -> Iterator[RuleHit]:
         )
 
 
-@text_rule("D04", "error", "no shebang")
+@text_rule("D04", "error", "no shebang", lower=("hint",))
 def no_shebang(script: BatchScript) -> Iterator[RuleHit]:
     if script.kind != "batch" or script.text.encoding.startswith("utf-16"):
         return
@@ -124,7 +143,7 @@ def no_shebang(script: BatchScript) -> Iterator[RuleHit]:
         )
 
 
-@rule("D05", "error", "a shell variable in a directive")
+@rule("D05", "error", "a shell variable in a directive", lower=("warning",))
 def variable_in_directive(facts: CheckFacts) -> Iterator[RuleHit]:
     for option in facts.job.header:
         value = option.value or ""
@@ -132,8 +151,11 @@ def variable_in_directive(facts: CheckFacts) -> Iterator[RuleHit]:
             continue
         names_only = option.name in _FREE_TEXT_OPTIONS
         path = option.name in _PATHS
+        in_name = path and not {"$", "`"} & set(os.path.dirname(value))
         effect = (
-            "the job dies at once (0:53) and leaves no log"
+            "the file has this name, the same for all jobs"
+            if in_name
+            else "the job dies at once (0:53) and leaves no log"
             if path
             else "the words are used as they stand"
             if names_only
@@ -145,8 +167,16 @@ def variable_in_directive(facts: CheckFacts) -> Iterator[RuleHit]:
             f"sbatch expands no shell variables: --{option.name}={value} is taken as it stands",
             effect,
             f'sbatch --{option.name}="{value}" {facts.job.path}   # {better}',
-            "warning" if names_only or option.name in ("export", "exclude", "nodelist") else None,
+            "warning" if names_only or in_name or option.name in ("export", "exclude", "nodelist") else None,
+            _expanded_edits(option.name, value),
         )
+
+
+def _expanded_edits(name: str, value: str) -> tuple[ScriptEdit, ...]:
+    """The value with Slurm's patterns, and with what is known of this user, in the place of the variables."""
+    known = {**_SLURM_PATTERNS, **{one: os.environ[one] for one in ("HOME", "USER", "PWD") if one in os.environ}}
+    new = _VARIABLE.sub(lambda match: known.get(match[1] or match[2], match[0]), value)
+    return () if "$" in new or "`" in new else (option_edit(name, new),)
 
 
 @rule("D06", "error", "a tilde in a path of a directive")
@@ -158,10 +188,12 @@ def tilde_in_path(facts: CheckFacts) -> Iterator[RuleHit]:
                 f"sbatch does not expand ~ in --{option.name}={option.value}",
                 "the job dies at once (0:53), or writes into a folder that is called ~",
                 f"an absolute path, or one below the folder where sbatch is called: --{option.name}=logs/%j.out",
+                None,
+                (option_edit(option.name, os.path.expanduser(option.value or "")),),
             )
 
 
-@text_rule("D09", "error", "a directive that sbatch cannot split into options")
+@text_rule("D09", "error", "a directive that sbatch cannot split into options", lower=("warning",))
 def unparsable_directive(script: BatchScript) -> Iterator[RuleHit]:
     for number in script.directives.lines:
         line = script.text.lines[number - 1]
@@ -227,7 +259,7 @@ def glued_comment(script: BatchScript) -> Iterator[RuleHit]:
             )
 
 
-@rule("D25", "warning", "an option that sbatch does not know")
+@rule("D25", "error", "an option that sbatch does not know", lower=("warning",))
 def unknown_option(facts: CheckFacts) -> Iterator[RuleHit]:
     from difflib import get_close_matches
 
@@ -246,15 +278,17 @@ def unknown_option(facts: CheckFacts) -> Iterator[RuleHit]:
             f"sbatch has no option --{option.name}, unless a plugin of the site adds it",
             "sbatch refuses the script: unrecognized option",
             hint,
+            None if near or option.name in _RENAMED_OPTIONS else "warning",
+            (option_edit(option.name, ""), option_edit(near, option.value)) if near in takes and option.value else (),
         )
 
 
-@rule("D26", "warning", "options that contradict each other")
+@rule("D26", "warning", "options that contradict each other", lower=("hint",))
 def conflicting_options(facts: CheckFacts) -> Iterator[RuleHit]:
     seen: dict[str, tuple[int, str | None]] = {}
     for option in facts.job.header:
         before = seen.get(option.name)
-        if before is not None and before[1] != option.value and option.name not in ("dependency", "constraint"):
+        if before is not None and not _repeats(option.name, before[1], option.value):
             yield RuleHit(
                 option.line,
                 f"--{option.name} is given twice, {before[1]} in line {before[0]} and {option.value} here",
@@ -273,7 +307,16 @@ def conflicting_options(facts: CheckFacts) -> Iterator[RuleHit]:
             "--gpus-per-task needs --ntasks or --gpus beside it",
             "some releases of Slurm refuse it (22.05: invalid generic resource specification)",
             "--gpus-per-node=N, or add --ntasks=N",
+            "hint",  # the number of tasks is often given on the command line
         )
+
+
+def _repeats(name: str, before: str | None, value: str | None) -> bool:
+    """A second mention that loses nothing: the same value, one that adds up, or a list that holds the first."""
+    if before == value or name in ("dependency", "constraint", "mail-type"):
+        return True
+    listed = set((value or "").split(","))
+    return name in ("exclude", "nodelist", "partition") and set((before or "").split(",")) <= listed
 
 
 @text_rule("D30", "error", "a file that sbatch cannot take")
@@ -306,18 +349,45 @@ def unsupported_file(script: BatchScript) -> Iterator[RuleHit]:
         )
 
 
+#: A template of Jinja and its like, which is no script yet.
+_FILLED_IN_LATER = re.compile(r"\{\{[^{}]*\}\}|\{%")
+_PLACEHOLDER = re.compile(r"<[A-Za-z][\w /.-]*>")
+
+
+@text_rule("D35", "error", "a script that bash cannot read")
+def syntax_problems(script: BatchScript) -> Iterator[RuleHit]:
+    if script.language not in ("bash", "sh") or _FILLED_IN_LATER.search(script.text.body):
+        return
+    for problem in [one for one in script.problems if not one.is_warning][:1]:
+        line = script.text.lines[problem.line - 1] if problem.line <= len(script.text.lines) else ""
+        blank = _PLACEHOLDER.search(line)
+        yield RuleHit(
+            problem.line,
+            f"{blank[0]} is a placeholder, and bash reads < and > as redirects"
+            if blank is not None and problem.sentence.startswith("no file")
+            else problem.sentence,
+            "bash stops there with a syntax error, and the job fails; nothing below it was checked",
+            f"put a value in the place of {blank[0]}"
+            if blank is not None
+            else f"correct it, then: bash -n {script.path}",
+        )
+
+
 @text_rule("D31", "hint", "what could not be read")
 def unparsed_lines(script: BatchScript) -> Iterator[RuleHit]:
-    for problem in script.problems:
-        yield RuleHit(
-            problem.line, problem.sentence, "bash stops there; nothing below it was checked", "close it", "warning"
-        )
     if script.kind == "batch" and not script.is_shell:
         yield RuleHit(
             1,
             f"the script is {script.language}, of which only the #SBATCH lines were checked",
             "nothing is known about its commands",
             "check its commands by eye",
+        )
+    for problem in [one for one in script.problems if one.is_warning]:
+        yield RuleHit(
+            problem.line,
+            problem.sentence,
+            "bash warns and reads to the end of the file; nothing below it was checked",
+            f"correct it, then: bash -n {script.path}",
         )
     if script.text.cut:
         yield RuleHit(
@@ -339,3 +409,31 @@ def unparsed_lines(script: BatchScript) -> Iterator[RuleHit]:
                 "what it needs is not known",
                 f"python -m py_compile {program}",
             )
+
+
+@text_rule("D34", "hint", "an ignore comment without effect")
+def ineffective_ignore(script: BatchScript) -> Iterator[RuleHit]:
+    for line, code in read_ignore_comments(script).unknown:
+        yield RuleHit(
+            line,
+            f"the comment names {code}, which is not a code of the doctor" if code else "the comment names no code",
+            "nothing is ignored",
+            "# shoal: ignore G16",
+        )
+
+
+@rule("D36", "error", "more nodes listed than asked for")
+def long_node_list(facts: CheckFacts) -> Iterator[RuleHit]:
+    options, most = facts.job.options, facts.job.geometry.nodes
+    listed = options.get("nodelist")
+    if listed is None or "nodes" not in options or most is None or facts.job.geometry.uncertain:
+        return
+    names = [name for name in (listed.value or "").split(",") if name]
+    if not listed.is_literal or "[" in (listed.value or "") or len(names) <= most:
+        return
+    yield RuleHit(
+        listed.line,
+        f"--nodelist asks for all of its {len(names)} nodes, and --nodes for {most}",
+        f"sbatch refuses it: invalid number of nodes (-N {len(names)}-{most})",
+        f"--nodes={len(names)}, or one name; to keep other nodes out use --exclude, or --constraint with a feature",
+    )

@@ -21,30 +21,49 @@ from shoal.units import plural
 
 _LIST = re.compile(r"\d+(?:,\d+)*")
 _WORKERS = re.compile(r"(?:^|[._-])(?:num[_-]?)?workers\Z")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?", re.ASCII)
 _TOKEN_LIKE = re.compile(r"[A-Za-z0-9_\-+/=]{16,}\Z")
 
 
-@rule("X01", "warning", "CUDA_VISIBLE_DEVICES by hand")
+@rule("X01", "warning", "CUDA_VISIBLE_DEVICES set by the script", lower=("hint",))
 def visible_devices(facts: CheckFacts) -> Iterator[RuleHit]:
     job = facts.job
     if job.kind != "batch" or not job.header:
         return
     for export in job.exports:
-        if export.name != "CUDA_VISIBLE_DEVICES" or not _LIST.fullmatch(export.value):
+        value = export.value
+        if (name := _VARIABLE.fullmatch(value)) is not None:
+            value = job.values.get(name[1], value)
+        asked = job.geometry.gpus_per_node
+        if export.name == "CUDA_VISIBLE_DEVICES" and "nvidia-smi" in value:
+            yield RuleHit(
+                export.line,
+                "the script chooses GPUs by nvidia-smi, which may show those of other jobs",
+                "it takes another job's GPU, or one of several that it was given",
+                "leave it out; Slurm sets CUDA_VISIBLE_DEVICES",
+            )
+        if export.name != "CUDA_VISIBLE_DEVICES" or not _LIST.fullmatch(value):
             continue
         prefix = bool(export.command.words) and export.command.name not in ("export", "declare")
-        asked = job.geometry.gpus_per_node
-        many = len(export.value.split(","))
+        many = len(value.split(","))
         more = f", {many} of them where the job has {asked}" if asked and many > asked else ""
+        if asked and not more and max(int(number) for number in value.split(",")) >= asked:
+            more = f", and the job has {plural(asked, 'GPU')}, counted from 0"
         alone = facts.line(export.line).strip() in (export.raw, f"export {export.raw}")
         yield RuleHit(
             export.line,
-            f"CUDA_VISIBLE_DEVICES is set to {export.value} by hand{more}",
+            f"the script sets CUDA_VISIBLE_DEVICES to {value}{more}",
             "it overrides what Slurm gave: other jobs' GPUs, invalid device ordinals, or GPUs that stand idle",
             "leave it out; Slurm sets it",
-            "hint" if prefix and not more else None,
+            "hint" if (prefix and not more) or (_is_permutation(value) and asked in (many, None)) else None,
             (ScriptEdit("drop", export.line),) if alone and not prefix else (),
         )
+
+
+def _is_permutation(value: str) -> bool:
+    """The list names the GPUs from 0 on, in whatever order: right wherever Slurm hides those of other jobs."""
+    numbers = value.split(",")
+    return {int(number) for number in numbers} == set(range(len(numbers)))
 
 
 @rule("X02", "warning", "a GPU mask carried into a container")
@@ -54,7 +73,7 @@ def container_mask(facts: CheckFacts) -> Iterator[RuleHit]:
         return
     for export in job.exports:
         carried = re.fullmatch(r"(?:SINGULARITYENV_|APPTAINERENV_)?(?:CUDA|NVIDIA)_VISIBLE_DEVICES", export.name)
-        if carried and _LIST.fullmatch(export.value):
+        if carried and _LIST.fullmatch(export.value) and not _is_permutation(export.value):
             yield RuleHit(
                 export.line,
                 f"{export.name}={export.value} is carried into the container",
@@ -63,7 +82,7 @@ def container_mask(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("X03", "warning", "threads that do not fit the CPUs of a task")
+@rule("X03", "warning", "threads that do not fit the CPUs of a task", lower=("hint",))
 def thread_count(facts: CheckFacts) -> Iterator[RuleHit]:
     job, cpus = facts.job, facts.job.geometry.cpus_per_task
     exports = [export for export in job.exports if export.name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
@@ -141,18 +160,22 @@ def effective_batch(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("X06", "warning", "a job name that Lightning takes for an interactive job")
+@rule("X06", "error", "a job name that Lightning takes for an interactive job", lower=("warning",))
 def interactive_job_name(facts: CheckFacts) -> Iterator[RuleHit]:
     option = facts.job.options.get("job-name")
     if option is None or option.value not in ("bash", "interactive"):
         return
     for launch in facts.job.work:
-        if uses_lightning(facts.job, launch)[0] and launch.srun is not None:
+        is_lightning, certain = uses_lightning(facts.job, launch)
+        several = (step_tasks_per_node(launch, facts.job) or 1) > 1 or facts.job.geometry.n > 1
+        if is_lightning and several and launch.srun is not None:
             yield RuleHit(
                 option.line,
                 f"Lightning does not look for Slurm in a job that is called {option.value}",
                 "each task trains on its own: copies instead of one distributed run",
                 "#SBATCH --job-name=train",
+                None if certain else "warning",
+                (ScriptEdit("replace", option.line, option.value or "", "train"),),
             )
             return
 
@@ -162,11 +185,11 @@ def secret_in_script(facts: CheckFacts) -> Iterator[RuleHit]:
     for export in facts.job.exports:
         value = export.value
         is_literal = _TOKEN_LIKE.fullmatch(value) and "$" not in value and "/" not in value[:1]
-        if (is_secret(export.name) and is_literal) or has_secret(value):
+        if is_secret(export.name if is_literal else "", value):
             yield RuleHit(
                 export.line,
                 f"{export.name} holds what looks like a secret",
-                "everybody who can read the script, its copies in Slurm or the repository can use it",
+                "anyone who can read the script, its copies in Slurm or the repository can use it",
                 f"keep it in a file of your own: export {export.name}=$(cat ~/.config/{export.name.lower()})",
             )
     for command in facts.job.commands:
@@ -196,10 +219,13 @@ def old_launcher(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("G18", "warning", "more loader workers than CPUs")
 def too_many_workers(facts: CheckFacts) -> Iterator[RuleHit]:
-    job, cpus = facts.job, facts.job.geometry.cpus_per_task
-    if not cpus:
+    job = facts.job
+    if not job.geometry.cpus_per_task:
         return
     for launch in job.work:
+        # What no srun starts has the CPUs of all tasks that the node was given.
+        alone = launch.srun is None and job.kind == "batch"
+        cpus = job.geometry.cpus_per_task * (job.geometry.tasks_on_node if alone else 1)
         number = _worker_count(launch) or facts.workers
         if number is None:
             hints = job.hints(launch)
@@ -211,7 +237,7 @@ def too_many_workers(facts: CheckFacts) -> Iterator[RuleHit]:
             total = f"{processes} x {number} = {number * processes}" if processes > 1 else str(number)
             yield RuleHit(
                 launch.line,
-                f"{total} loader workers share the {plural(cpus, 'CPU')} of the task",
+                f"{total} loader workers share the {plural(cpus, 'CPU')} of the {'job on a node' if alone else 'task'}",
                 "the workers slow each other down, and may freeze or run out of memory",
                 f"{max(1, cpus // processes - 1)} workers per process, or --cpus-per-task={(number + 1) * processes}",
             )
@@ -246,9 +272,27 @@ def single_process_many_gpus(facts: CheckFacts) -> Iterator[RuleHit]:
     gpus = facts.job.geometry.gpus_per_node or 0
     for launch in facts.job.work:
         hints = facts.job.hints(launch)
-        if gpus < 2 or launch.command.background or hints is None or not hints.trains_alone:
+        if gpus < 2 or launch.command.background or hints is None:
             continue
         alone = launch.launcher == "python" and step_tasks_per_node(launch, facts.job) == 1
+        if alone and hints.uses_hf_trainer and "CUDA_VISIBLE_DEVICES" not in launch.raw:
+            yield RuleHit(
+                launch.line,
+                f"{launch.program} uses the Trainer of transformers and is started once for {gpus} GPUs",
+                f"one process drives {gpus} GPUs with nn.DataParallel, slowly, with {gpus} times the batch per device",
+                f"torchrun --nproc-per-node={gpus} {launch.program} ...",
+                "warning",
+            )
+        shows_one = "CUDA_VISIBLE_DEVICES" in launch.raw or uses_lightning(facts.job, launch)[0]
+        if alone and hints.inits_group and not hints.starts_processes and not shows_one:
+            yield RuleHit(
+                launch.line,
+                f"{launch.program} joins a process group and is started once, without a launcher, for {gpus} GPUs",
+                "it fails for want of RANK and WORLD_SIZE, or trains on one GPU while the others are paid for",
+                f"torchrun --standalone --nproc-per-node={gpus} {launch.program} ...",
+            )
+        if not hints.trains_alone:
+            continue
         if alone or (launch.processes == 1 and not facts.job.lighthouses):
             yield RuleHit(
                 launch.line,

@@ -5,12 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from shoal.doctor.edits import (
+    WAIT_FOR_ALL,
+    background_edits,
+    launcher_edits,
+    option_edit,
+    srun_edits,
+    task_shell_edits,
+    tasks_edits,
+    value_edits,
+)
 from shoal.doctor.finding import (
     CheckFacts,
     RuleHit,
     ScriptEdit,
     calls_srun,
     distributes_itself,
+    has_unread_options,
     header_line,
     is_native,
     rule,
@@ -49,6 +60,8 @@ def launcher_per_task(facts: CheckFacts) -> Iterator[RuleHit]:
             f"srun starts {launch.launcher} {tasks} times on each node, and each starts all processes of the node",
             "copies of the training, NCCL's Duplicate GPU, or agents that wait as spares and then fail",
             f"--ntasks-per-node=1 for {launch.launcher}; it starts the processes itself",
+            None,
+            tasks_edits(facts, 1) if not {"ntasks", "ntasks-per-node"} & set(launch.srun) else (),
         )
 
 
@@ -81,15 +94,20 @@ def one_visible_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
             f"--gpus-per-task=1 shows each task one GPU, cuda:0, and {launch.program} ({where}) takes cuda:LOCAL_RANK",
             "invalid device ordinal on all ranks but the first of each node",
             f"--gpus-per-node={tasks}, which shows all GPUs of the node to each task",
+            None,
+            (option_edit("gpus-per-task", ""), option_edit("gpus-per-node", tasks or 1))
+            if "gpus-per-task" in options
+            else (),
         )
 
 
-@rule("G09", "error", "processes per node that are not the GPUs per node")
+@rule("G09", "error", "processes per node that are not the GPUs per node", lower=("warning",))
 def processes_differ_from_gpus(facts: CheckFacts) -> Iterator[RuleHit]:
     job = facts.job
     gpus = job.geometry.gpus_per_node
     together = sum(1 for launch in job.launches if launch.command.background)
     for launch in job.work:
+        yield from _fewer_by_argument(facts, launch)
         asked, name = _processes_per_node(facts, launch)
         if asked is None or not gpus or asked in (gpus, launch.processes):
             continue  # what shoal laid over the GPUs itself shares all of them
@@ -98,19 +116,74 @@ def processes_differ_from_gpus(facts: CheckFacts) -> Iterator[RuleHit]:
         fewer = asked < gpus
         if fewer and (together or launch.command.within):
             continue
+        if not launch.has("nproc-per-node") and launch.launcher == "torchrun":
+            if "CUDA_VISIBLE_DEVICES=" in launch.command.raw:
+                continue
+            yield RuleHit(
+                launch.line,
+                f"torchrun has no --nproc-per-node, so it starts one process on a node with {plural(gpus, 'GPU')}",
+                "the training uses one GPU of each node, and the others stay idle",
+                "torchrun --nproc-per-node=$SLURM_GPUS_ON_NODE ..., or ask for one GPU",
+                "warning",
+                launcher_edits(facts, launch, "--nproc-per-node=$SLURM_GPUS_ON_NODE"),
+            )
+            continue
         yield RuleHit(
             launch.line,
             f"{name} is {asked}, on a node with {plural(gpus, 'GPU')}",
             f"{gpus - asked} GPUs stand idle" if fewer else "invalid device ordinal on the ranks beyond the GPUs",
             f"{name}={'$SLURM_GPUS_ON_NODE' if launch.launcher == 'torchrun' else gpus}, or ask for {asked} GPUs",
             "warning" if fewer else None,
+            value_edits(facts, launch, ("nproc-per-node",), "$SLURM_GPUS_ON_NODE")
+            if launch.launcher == "torchrun"
+            else value_edits(facts, launch, ("num-gpus", "num-processes"), str(gpus * job.geometry.n))
+            if launch.launcher == "accelerate" or job.geometry.n == 1
+            else (),
         )
+
+
+#: Arguments of programs that hold a number of GPUs. Those that some programs take for the index of a GPU name one GPU
+#: in either case.
+_GPU_COUNT = re.compile(r"(?:trainer\.)?(?:n|num|number_of)?_?(?:gpus?|devices)(?:_per_node)?|nproc_per_node")
+_NOT_A_COUNT = frozenset({"gpu", "trainer.gpu"})
+
+
+def _fewer_by_argument(facts: CheckFacts, launch: ScriptLaunch) -> Iterator[RuleHit]:
+    """python train.py --num_gpus 1 on a node with four."""
+    job, gpus = facts.job, facts.job.geometry.gpus_per_node or 0
+    if launch.launcher != "python" or gpus < 2 or step_tasks_per_node(launch, job) != 1 or launch.processes is not None:
+        return
+    if len(job.work) > 1 or launch.command.background or launch.command.within or launch.by_mpi:
+        return  # others may use the rest
+    for index, word in enumerate(launch.args):
+        written, equals, value = word.partition("=")
+        name = written.lstrip("+-").lower().replace("-", "_")
+        if name in _NOT_A_COUNT or not _GPU_COUNT.fullmatch(name):
+            continue
+        following = launch.args[index + 2 : index + 3]
+        if not equals:
+            value = launch.args[index + 1] if index + 1 < len(launch.args) else ""
+        asked = as_number(value, job.values)
+        # A list, such as --gpus 0 1 2 3, names indexes.
+        if asked is None or not 0 < asked < gpus or (not equals and following and following[0].isdigit()):
+            continue
+        yield RuleHit(
+            launch.line,
+            f"{launch.program} is told {written.lstrip('+-')} {asked}, on a node with {plural(gpus, 'GPU')}",
+            f"{plural(gpus - asked, 'GPU')} stand idle",
+            f"{gpus} as its value, or ask for {plural(asked, 'GPU')}",
+            "warning",
+        )
+        return
 
 
 def _processes_per_node(facts: CheckFacts, launch: ScriptLaunch) -> tuple[int | None, str]:
     """(processes on one node, the option that says so)."""
     values, nodes = facts.job.values, step_nodes(launch, facts.job)
-    if launch.launcher == "torchrun" and launch.has("nproc-per-node"):
+    if launch.launcher == "torchrun" and not launch.has("nproc-per-node"):
+        is_set = launch.processes is not None or has_unread_options(facts, launch)
+        return (None if is_set or (step_tasks_per_node(launch, facts.job) or 1) > 1 else 1), "--nproc-per-node"
+    if launch.launcher == "torchrun":
         each, tasks = as_number(launch.option("nproc-per-node"), values), step_tasks_per_node(launch, facts.job)
         if each is None or tasks is None or (each > 1 and tasks > 1):
             return None, ""  # several agents with several processes each are G07's
@@ -123,114 +196,39 @@ def _processes_per_node(facts: CheckFacts, launch: ScriptLaunch) -> tuple[int | 
     return None, ""
 
 
-@rule("G10", "error", "a launcher for another number of nodes")
-def launcher_node_count(facts: CheckFacts) -> Iterator[RuleHit]:
-    for launch in facts.job.work:
-        option = {"torchrun": "nnodes", "accelerate": "num-machines", "deepspeed": "num-nodes"}.get(launch.launcher, "")
-        asked = as_number(launch.option(option), facts.job.values) if option else None
-        # A launch that names its own rank is one of several, each on its node.
-        one_of_many = launch.has("node-rank", "machine-rank")
-        nodes = facts.job.geometry.n if one_of_many else step_nodes(launch, facts.job)
-        if asked is None or nodes is None or asked == nodes or "nodes range" in facts.job.geometry.uncertain:
-            continue
-        if launch.command.background or launch.command.within:
-            continue
-        given = facts.job.geometry.nodes_given or (launch.srun is not None and "nodes" in launch.srun)
-        if not given and not facts.job.header:
-            continue
-        value = launch.option(option) or ""
-        literal = value.isdigit()
-        written = next(
-            (
-                f"{flag}{between}{value}"
-                for flag in (f"--{option}", f"--{option.replace('-', '_')}")
-                for between in ("=", " ")
-                if f"{flag}{between}{value}" in "\n".join(_launch_lines_of(facts, launch))
-            ),
-            "",
-        )
-        edits: tuple[ScriptEdit, ...] = ()
-        if literal and written and launch.launcher == "torchrun" and asked > nodes:
-            at = next(number for number, line in _node_count_option(facts, launch) if written in line)
-            edits = (ScriptEdit("replace", at, written, written.replace(value, "$SLURM_NNODES")),)
-        yield RuleHit(
-            launch.line,
-            f"{launch.launcher} expects {plural(asked, 'node')}, and the job has {nodes}",
-            "it waits for nodes that never come" if asked > nodes else "some nodes train alone, or not at all",
-            f"--{option}=$SLURM_NNODES",
-            # Without --nodes in the header it may come from the command line.
-            None if given else "warning",
-            edits,
-        )
-
-
-def _node_count_option(facts: CheckFacts, launch: ScriptLaunch) -> list[tuple[int, str]]:
-    first, last = launch.command.line, launch.command.last_line
-    return [(number, facts.line(number)) for number in range(first, last + 1)]
-
-
-def _launch_lines_of(facts: CheckFacts, launch: ScriptLaunch) -> list[str]:
-    return [line for _, line in _node_count_option(facts, launch)]
-
-
-@rule("G11", "error", "Lightning's devices or nodes are not Slurm's")
+@rule("G11", "error", "Lightning's devices or nodes are not Slurm's", lower=("warning",))
 def lightning_numbers(facts: CheckFacts) -> Iterator[RuleHit]:
     for launch in facts.job.work:
         is_lightning, certain = uses_lightning(facts.job, launch)
         if not is_lightning or launch.launcher != "python":
             continue
         hints = facts.job.hints(launch)
-        devices = trainer_number(launch, "devices") or (hints.devices if hints else None)
-        nodes = trainer_number(launch, "num_nodes") or (hints.num_nodes if hints else None)
+        devices = trainer_number(launch, "devices", facts.job.values) or (hints.devices if hints else None)
+        nodes = trainer_number(launch, "num_nodes", facts.job.values) or (hints.num_nodes if hints else None)
         tasks, have = step_tasks_per_node(launch, facts.job), step_nodes(launch, facts.job)
         if launch.srun is not None and devices and tasks and tasks > 1 and devices != tasks:
             yield RuleHit(
                 launch.line,
-                f"Lightning is told devices={devices}, and srun starts {tasks} tasks per node",
+                f"Lightning has devices={devices}, and srun starts {tasks} tasks per node",
                 "ValueError at the start",
                 f"--ntasks-per-node={devices} and --gpus-per-node={devices}",
                 None if certain else "warning",
+                tasks_edits(facts, devices) if devices == facts.job.geometry.gpus_per_node else (),
             )
         if nodes and have and nodes != have and launch.srun is not None:
             yield RuleHit(
                 launch.line,
-                f"Lightning is told num_nodes={nodes}, and the job has {have}",
+                f"Lightning has num_nodes={nodes}, and the job has {have}",
                 "ValueError, or it waits for nodes that never come",
                 f"#SBATCH --nodes={nodes}, or num_nodes=int(os.environ['SLURM_NNODES'])",
                 None if certain else "warning",
             )
 
 
-@rule("G12", "error", "several nodes, and a launch on the first only")
-def first_node_only(facts: CheckFacts) -> Iterator[RuleHit]:
-    job = facts.job
-    if job.geometry.n < 2 or any(one.srun is not None or "mpirun" in one.wrappers for one in job.launches):
-        return
-    if any(not step.is_utility for step in job.steps) or any(
-        one.name in ("ssh", "pdsh", "mpirun") for one in job.commands
-    ):
-        return
-    for launch in job.work:
-        if launch.launcher == "deepspeed" and launch.has("hostfile", "launcher"):
-            continue
-        known = launch.is_distributed or uses_lightning(facts.job, launch) == (True, True)
-        if launch.launcher == "python" and distributes_itself(facts.job, launch) and not known:
-            continue
-        yield RuleHit(
-            launch.line,
-            f"{launch.launcher} runs on the first of {job.geometry.n} nodes only: nothing starts it on the others",
-            "it waits for the other nodes until its rendezvous times out, or trains on one node"
-            if known
-            else "the other nodes stand idle",
-            f"srun --ntasks-per-node=1 {launch.launcher} ..." if known else "srun python ..., or #SBATCH --nodes=1",
-            None if known else "warning",
-        )
-
-
-@rule("G13", "error", "several tasks, and no srun that starts them")
+@rule("G13", "error", "several tasks, and no srun that starts them", lower=("warning",))
 def missing_srun(facts: CheckFacts) -> Iterator[RuleHit]:
     job, geometry = facts.job, facts.job.geometry
-    if geometry.tasks_on_node < 2 or job.steps or any("mpirun" in one.wrappers for one in job.launches):
+    if geometry.tasks_on_node < 2 or job.steps or any(one.by_mpi for one in job.launches):
         return
     for launch in job.work:
         if launch.launcher != "python" or launch.command.background:
@@ -243,8 +241,9 @@ def missing_srun(facts: CheckFacts) -> Iterator[RuleHit]:
                 "it hangs at the start until the time limit",
                 "srun python ...",
                 None if certain else "warning",
+                srun_edits(facts, launch) if certain else (),
             )
-        else:
+        elif not distributes_itself(job, launch) and not any(command.background for command in job.commands):
             yield RuleHit(
                 launch.line,
                 f"the job has {geometry.tasks} tasks, and python runs once, without srun",
@@ -252,6 +251,7 @@ def missing_srun(facts: CheckFacts) -> Iterator[RuleHit]:
                 f"srun python ... for {geometry.tasks} processes; --cpus-per-task={geometry.tasks} if CPUs were meant",
                 "warning",
             )
+            return  # it holds for every other command as well
 
 
 _TASK_VARIABLE = re.compile(r"(?<!\\)\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
@@ -259,10 +259,12 @@ _TASK_VARIABLE = re.compile(r"(?<!\\)\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
 _SHORT_COMMANDS = frozenset(
     {"echo", "exit", "date", "printf", "pids+=", "disown", "done", "set", "export", "true", ":", "cd"}
 )
+_RENDEZVOUS = re.compile(r"--rdzv[_-]backend[ =][\"']?(?:c10d|etcd)")
+_NODE_RANK_OPTION = re.compile(r"--(?:node|machine)[_-]rank[ =][\"']?\$")
 _NODE_RANK = re.compile(r"--(?:node[_-]rank|machine[_-]rank)[ =](\d+)")
 
 
-@text_rule("S04", "error", "background work, and no wait")
+@text_rule("S04", "error", "background work, and no wait", lower=("warning",))
 def background_without_wait(script: BatchScript) -> Iterator[RuleHit]:
     started = [launch for launch in script.launches if launch.command.background]
     if not started:
@@ -270,9 +272,11 @@ def background_without_wait(script: BatchScript) -> Iterator[RuleHit]:
     last = max(launch.line for launch in started)
     if any(command.name == "wait" and command.line >= last for command in script.commands):
         return
+    branches = any("if" in one.command.within or "case" in one.command.within for one in started)
     later = [one for one in script.launches if not one.command.background and one.line > last]
+    later = [one for one in later if not (branches and one.command.within)]  # the other branch runs in its place
     if later:
-        if any(
+        if not any(command.name == "kill" for command in script.commands) and any(
             one.program == launch.program and one.launcher == launch.launcher for one in later for launch in started
         ):
             yield RuleHit(
@@ -290,10 +294,10 @@ def background_without_wait(script: BatchScript) -> Iterator[RuleHit]:
         last,
         "this work is started in the background, and the script ends without waiting for it",
         "Slurm kills it at once, and the job ends as COMPLETED",
-        "wait   # as the last line",
+        f"{WAIT_FOR_ALL}   # as the last line",
         # Something else runs in the foreground meanwhile, such as a client of a server: then it may be meant so.
         "warning" if behind else None,
-        () if behind else (ScriptEdit("end", new="wait"),),
+        () if behind else (ScriptEdit("end", new=WAIT_FOR_ALL),),
     )
 
 
@@ -305,6 +309,8 @@ def serial_steps(script: BatchScript) -> Iterator[RuleHit]:
         return
     for step in parallel[:1]:
         names = set(step.options)
+        if {"nodelist", "relative"} & names:
+            continue  # each step has nodes of its own
         apart = {"exact", "exclusive", "overlap"} & names
         gpus = {"gres", "gpus", "gpus-per-node", "gpus-per-task", "tres-per-task"} & names
         if not apart:
@@ -323,9 +329,12 @@ def serial_steps(script: BatchScript) -> Iterator[RuleHit]:
             )
 
 
-@text_rule("S14", "warning", "a variable of the tasks, expanded before there are tasks")
+@text_rule("S14", "error", "a variable of the tasks, expanded before there are tasks", lower=("warning",))
 def task_variable_in_batch_shell(script: BatchScript) -> Iterator[RuleHit]:
+    nodes, tasks = script.geometry.n, script.geometry.tasks
     for step in script.steps:
+        if step.is_utility:
+            continue
         for word in step.command.words:
             match = (
                 None
@@ -333,11 +342,18 @@ def task_variable_in_batch_shell(script: BatchScript) -> Iterator[RuleHit]:
                 else _TASK_VARIABLE.search(re.sub(r"'[^']*'", "", word.raw) if '"' not in word.raw else word.raw)
             )
             if match is not None:
+                if (nodes if match[1] == "SLURM_NODEID" else tasks) < 2 and not script.geometry.uncertain:
+                    break  # there is one, and its number is 0
+                is_rank = re.search(r"rank", word.raw, re.IGNORECASE) or _NODE_RANK_OPTION.search(step.command.raw)
+                if _RENDEZVOUS.search(step.command.raw):
+                    break  # the rendezvous gives out ranks, and torchrun does not read --node-rank
                 yield RuleHit(
                     step.line,
                     f"the batch shell replaces ${match[1]} before srun starts anything",
                     "it is 0 (or empty) in every task: all nodes think that they are the first, and hang",
                     f"srun bash -c '... ${match[1]} ...', in single quotes",
+                    None if is_rank and not script.geometry.uncertain else "warning",
+                    task_shell_edits(script, step),
                 )
                 break
     if not script.steps:
@@ -345,6 +361,8 @@ def task_variable_in_batch_shell(script: BatchScript) -> Iterator[RuleHit]:
     for export in script.exports:
         match = _TASK_VARIABLE.search(export.raw)
         ranks = export.name in ("RANK", "LOCAL_RANK", "NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "GLOBAL_RANK")
+        if nodes * tasks < 2 and not script.geometry.uncertain:
+            return
         if match is not None and ranks and not export.command.nested and export.command.name == "export":
             yield RuleHit(
                 export.line,
@@ -354,25 +372,44 @@ def task_variable_in_batch_shell(script: BatchScript) -> Iterator[RuleHit]:
             )
 
 
-@text_rule("S15", "warning", "node ranks that are started one after another")
+@text_rule("S15", "error", "node ranks that are started one after another")
 def ranks_in_sequence(script: BatchScript) -> Iterator[RuleHit]:
-    seen: ScriptLaunch | None = None
+    yield from _ranks_in_loop(script)
+    ranked = [(launch, _NODE_RANK.search(launch.raw)) for launch in script.launches if not launch.command.background]
+    ranks = [(launch, match[1]) for launch, match in ranked if match is not None]
+    first = next((index for index, (_, rank) in enumerate(ranks) if rank == "0"), None)
+    if first is None or all(rank == "0" for _, rank in ranks[first:]):
+        return
+    edits = [background_edits(script, launch.command) for launch, _ in ranks]
+    yield RuleHit(
+        ranks[first][0].line,
+        "node rank 0 is started in the foreground, and the next one only when it has ended",
+        "rank 0 waits for the others for ever",
+        "& behind each of these commands, and wait as the last line; or one srun that starts all nodes",
+        None,
+        (*(edit for one in edits for edit in one), ScriptEdit("end", new=WAIT_FOR_ALL)) if all(edits) else (),
+    )
+
+
+def _ranks_in_loop(script: BatchScript) -> Iterator[RuleHit]:
+    """A loop over nodes that waits for each: for rank in 0 1; do srun -w ... --node_rank=$rank ...; done."""
     for launch in script.launches:
-        match = _NODE_RANK.search(launch.raw)
-        if match is None or launch.command.background:
+        rank = launch.option("node-rank", "machine-rank") or ""
+        if "loop" not in launch.command.within or launch.command.background or launch.command.nested:
             continue
-        if seen is not None and match[1] != "0":
+        if rank.startswith("$") and "SLURM_" not in rank and launch.option("nnodes", "num-machines") != "1":
+            edits = background_edits(script, launch.command)
             yield RuleHit(
-                seen.line,
-                "node rank 0 is started in the foreground, and the next one only when it has ended",
+                launch.line,
+                f"the loop starts the next node rank ({rank}) only when this one has ended",
                 "rank 0 waits for the others for ever",
-                "one srun that starts all nodes, or & behind each and wait",
+                "& behind this command, and wait behind the loop; or one srun that starts all nodes",
+                None,
+                (*edits, ScriptEdit("end", new=WAIT_FOR_ALL)) if edits else (),
             )
-            return
-        seen = launch if match[1] == "0" else seen
 
 
-@rule("G16", "warning", "srun without the job's CPUs per task")
+@rule("G16", "warning", "srun without the job's CPUs per task", lower=("hint",))
 def cpus_not_passed(facts: CheckFacts) -> Iterator[RuleHit]:
     job = facts.job
     cpus = job.geometry.cpus_per_task or 1
@@ -389,13 +426,13 @@ def cpus_not_passed(facts: CheckFacts) -> Iterator[RuleHit]:
             f"srun does not take over --cpus-per-task={cpus} from the header since Slurm 22.05",
             "each task is bound to one CPU, and data loading is slow",
             f"{line}   # before srun, or srun -c $SLURM_CPUS_PER_TASK",
-            None,
+            None if facts.cluster is not None else "hint",
             (ScriptEdit("body", new=line),),
         )
         return
 
 
-@rule("R09", "warning", "one dead rank, and the others wait")
+@rule("R09", "hint", "one dead rank, and the others wait")
 def missing_kill_on_bad_exit(facts: CheckFacts) -> Iterator[RuleHit]:
     job = facts.job
     if any(export.name == "SLURM_KILL_BAD_EXIT" for export in job.exports):
@@ -411,7 +448,7 @@ def missing_kill_on_bad_exit(facts: CheckFacts) -> Iterator[RuleHit]:
         at = _line_with_srun(facts, launch)
         yield RuleHit(
             launch.line,
-            "srun goes on when one of its tasks dies",
+            "srun keeps running when one of its tasks fails",
             "the other ranks wait in a collective, and their GPUs stand idle until the time limit",
             "srun --kill-on-bad-exit=1 ...",
             None,

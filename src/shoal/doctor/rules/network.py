@@ -16,13 +16,20 @@ from shoal.doctor.finding import (
     text_rule,
 )
 from shoal.doctor.job import ShellExport
-from shoal.doctor.launches import ScriptLaunch
+from shoal.doctor.launches import ScriptLaunch, as_number
 from shoal.doctor.script import BatchScript
 
-_PORT_NAMES = ("MASTER_PORT", "MAIN_PROCESS_PORT", "RDZV_PORT", "PORT", "LIGHTHOUSE_PORT", "MAIN_PORT")
+_PORT_NAME = re.compile(r"(?:MASTER_|MAIN_PROCESS_|RDZV_|LIGHTHOUSE_|MAIN_|DIST_|DDP_|TRAIN_|M)?PORT")
 _EPHEMERAL_PORTS = range(32768, 61000)
 _PORT_FROM_JOB_ID = "$((20000 + SLURM_JOB_ID % 10000))"
+_FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+#: Where native programs meet: --dist_url tcp://host:29500, --master_port 29500.
+_URL_ARGUMENT = re.compile(
+    r"--((?:dist|init)(?=[= ][\"']?tcp:)|(?:dist|init)[-_](?:url|method)|(?:master|dist|distributed|ddp|main)[-_]port)"
+    r"[= ][\"']?(?:\w+://[^\s:]+:)?(\$?\{?\w+\}?)(?![\w:/.])"
+)
 _LOCAL_ADDRESS = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|::1)\Z")
+_RANDOM_SUM = re.compile(r"\(\([^()]*\bRANDOM\b[^()]*\)\)")
 _RANDOM = re.compile(r"\bRANDOM\b|shuf\s+-i|get_free_port|free_port|random\.randint")
 _RANGE = re.compile(
     r"(\d{4,6})\s*[-+]\s*(\d{4,6})|RANDOM\s*%\s*(\d+)\s*\+\s*(\d+)|(\d+)\s*\+\s*\(?\s*\$?\{?RANDOM\}?\s*%\s*(\d+)"
@@ -41,17 +48,38 @@ _LOCAL_DOWNLOAD = re.compile(r"--no-index|--offline|localhost|127\.0\.0\.1|file:
 def _ports(facts: CheckFacts) -> Iterator[tuple[int, str, str, ShellExport | ScriptLaunch]]:
     """(line, what sets it, value) of every rendezvous port that is written in the script."""
     for export in facts.job.exports:
-        if export.name in _PORT_NAMES and export.value:
+        if _PORT_NAME.fullmatch(export.name) and export.value:
             yield export.line, export.name, export.value, export
     for launch in facts.job.launches:
         for name in ("master-port", "main-process-port", "rdzv-endpoint"):
             value = launch.option(name)
             if value:
                 port = value.rpartition(":")[2] if name == "rdzv-endpoint" else value
-                yield launch.line, f"--{name}", port, launch
+                yield launch.line, f"--{name}", _port_value(port, facts), launch
+        for match in _URL_ARGUMENT.finditer(" ".join(launch.args)):
+            yield launch.line, f"--{match[1]}", _port_value(match[2], facts), launch
 
 
-@rule("N01", "warning", "a fixed port")
+def _port_value(written: str, facts: CheckFacts) -> str:
+    """The number that a variable of the script holds; a value that is no plain number stays as written."""
+    number = as_number(written, facts.job.values)
+    return written if number is None else str(number)
+
+
+def _takes_whole_nodes(facts: CheckFacts) -> bool:
+    """No other job can be on its nodes: it asks for them, or for all GPUs of a node (8 where no cluster tells).
+
+    A header that names nodes and no GPUs is that of a site where jobs get whole nodes.
+    """
+    job = facts.job
+    max_gpus = max((kind.gpus for kind in facts.node_kinds), default=8)
+    memory = job.options["mem"].value if "mem" in job.options else ""
+    if "exclusive" in job.options or memory == "0" or (job.geometry.gpus_per_node or 0) >= max_gpus:
+        return True
+    return facts.cluster is None and "nodes" in job.options and not job.geometry.wants_gpus
+
+
+@rule("N01", "warning", "a fixed port", lower=("hint",))
 def fixed_port(facts: CheckFacts) -> Iterator[RuleHit]:
     if not facts.job.header and facts.job.kind != "batch":
         return
@@ -68,7 +96,7 @@ def fixed_port(facts: CheckFacts) -> Iterator[RuleHit]:
             f"port {value} is the same for every job ({name})",
             "two jobs on one node clash (EADDRINUSE), or the second joins the first",
             f"export MASTER_PORT={_PORT_FROM_JOB_ID}",
-            "hint" if "exclusive" in facts.job.options else None,
+            "hint" if _takes_whole_nodes(facts) else None,
             edits,
         )
 
@@ -112,6 +140,8 @@ def localhost(facts: CheckFacts) -> Iterator[RuleHit]:
                 f"{export.name}={export.value} is another machine on each of {job.geometry.n} nodes",
                 "each node waits for the others alone, for ever",
                 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                None,
+                (ScriptEdit("replace", export.line, export.raw, f"{export.name}={_FIRST_NODE}"),),
             )
     for launch in job.work:
         if step_nodes(launch, job) in (None, 1) or launch.option("nnodes") == "1":
@@ -129,22 +159,25 @@ def localhost(facts: CheckFacts) -> Iterator[RuleHit]:
                 )
 
 
-@rule("N04", "error", "a port that each process chooses for itself")
+@rule("N04", "error", "a port that each process chooses for itself", lower=("warning",))
 def port_per_process(facts: CheckFacts) -> Iterator[RuleHit]:
     for step in facts.job.steps:
         inner = [word for word in step.command.words if word.raw.startswith("'") or "\\$" in word.raw]
         if any("PORT" in word.raw.upper() and _RANDOM.search(word.raw) for word in inner):
+            drawn = _RANDOM_SUM.findall(facts.line(step.line))
             yield RuleHit(
                 step.line,
                 "each task draws its own port",
                 "the ranks look for each other at different ports, and hang",
-                f"export MASTER_PORT={_PORT_FROM_JOB_ID}   # before srun",
+                f"MASTER_PORT={_PORT_FROM_JOB_ID}, which is the same in every task",
+                None,
+                (ScriptEdit("replace", step.line, drawn[0], _PORT_FROM_JOB_ID[1:]),) if len(drawn) == 1 else (),
             )
     for launch in facts.job.work:
         hints = facts.job.hints(launch)
         tasks = step_tasks_per_node(launch, facts.job) or 1
-        told = any(one.name == "MASTER_PORT" for one in facts.job.exports)
-        if hints is None or told or not is_native(launch) or tasks * facts.job.geometry.n < 2:
+        sets_port = any(one.name == "MASTER_PORT" for one in facts.job.exports)
+        if hints is None or sets_port or not is_native(launch) or tasks * facts.job.geometry.n < 2:
             continue
         if hints.free_port and hints.inits_group and not hints.spawns:
             yield RuleHit(
@@ -156,7 +189,7 @@ def port_per_process(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@text_rule("N05", "warning", "the address of the node from hostname -i")
+@text_rule("N05", "hint", "the address of the node from hostname -i")
 def hostname_i(script: BatchScript) -> Iterator[RuleHit]:
     for command in script.commands:
         words = command.texts
@@ -172,7 +205,7 @@ def hostname_i(script: BatchScript) -> Iterator[RuleHit]:
             )
 
 
-@rule("N06", "warning", "the name of a network interface")
+@rule("N06", "hint", "the name of a network interface")
 def network_interface(facts: CheckFacts) -> Iterator[RuleHit]:
     for export in facts.job.exports:
         named = export.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -182,7 +215,6 @@ def network_interface(facts: CheckFacts) -> Iterator[RuleHit]:
                 f"{export.name}={export.value} names an interface of one cluster",
                 "elsewhere: no socket interface found",
                 f"export {export.name}=^lo,docker0, or set it in the cluster's profile",
-                "hint",
             )
 
 
@@ -245,12 +277,12 @@ def ssh_launcher(facts: CheckFacts) -> Iterator[RuleHit]:
             yield RuleHit(
                 launch.line,
                 "deepspeed reaches other nodes with pdsh, by ssh",
-                "where there is no ssh between nodes it hangs or fails",
+                "without ssh between nodes it hangs or fails",
                 "srun --ntasks-per-node=1 torchrun ..., or deepspeed --launcher slurm",
             )
 
 
-@text_rule("N12", "warning", "Ray with its usual ports on a shared node")
+@text_rule("N12", "warning", "Ray with its usual ports on a shared node", lower=("hint",))
 def ray_ports(script: BatchScript) -> Iterator[RuleHit]:
     for command in script.commands:
         text = " ".join(command.texts)
@@ -264,4 +296,5 @@ def ray_ports(script: BatchScript) -> Iterator[RuleHit]:
                 f"Ray's head has no {missing} of its own",
                 "on a shared node it clashes with another Ray, or joins it",
                 f"ray start --head --port={_PORT_FROM_JOB_ID} --temp-dir=/tmp/ray-$SLURM_JOB_ID ...",
+                "hint" if missing == "--temp-dir" else None,
             )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 
 from shoal.batch import ShellCommand
+from shoal.doctor.edits import background_edits, launcher_edits, srun_edits
 from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule, step_tasks_per_node, text_rule, uses_lightning
 from shoal.doctor.job import JobFacts
 from shoal.doctor.script import BatchScript
@@ -20,6 +22,9 @@ _FOLDER_NAME = re.compile(
     r"(?:OUT|OUTPUT|SAVE|LOG|RUN|EXP|WORK|CKPT|CHECKPOINT)\w*(?:DIR|FOLDER|PATH|NAME)?\Z", re.IGNORECASE
 )
 _MIN_WARNING_S = 60
+_TRAINING = re.compile(
+    r"train|tune|\bfit\b|torchrun|accelerate|deepspeed|-epochs?\b|--max[-_]steps\b|--lr\b", re.IGNORECASE
+)
 
 
 class SignalOption:
@@ -32,13 +37,18 @@ class SignalOption:
         self.line = option.line if option else 1
         self.value = (option.value or "") if option else ""
         self.to_shell = bool(match and "B" in (match["flags"] or ""))
-        self.name = ((match["name"] or "") if match else "").upper().removeprefix("SIG")
+        self.name = _signal_name((match["name"] or "") if match else "")
         self.lead_s = int(match["lead"]) if match and match["lead"] else None
+
+
+def _signal_name(word: str) -> str:
+    known = {str(one.value): one.name for one in signal.Signals}
+    return known.get(word, word).upper().removeprefix("SIG")
 
 
 def _traps(job: JobFacts) -> list[tuple[ShellCommand, set[str]]]:
     return [
-        (command, {word.upper().removeprefix("SIG") for word in command.texts[2:]})
+        (command, {_signal_name(word) for word in command.texts[2:]})
         for command in job.commands
         if command.name == "trap" and len(command.words) > 2
     ]
@@ -57,13 +67,15 @@ def signal_not_delivered(facts: CheckFacts) -> Iterator[RuleHit]:
             f"{launch.program} waits for SIG{' and SIG'.join(sorted(wanted))}, and is started without srun or exec",
             "only the batch shell is signalled: the program is killed without writing a checkpoint",
             f"srun {launch.launcher} ..., or exec {launch.launcher} ... as the last line",
+            None,
+            srun_edits(facts, launch),
         )
 
 
 @rule("R02", "error", "a signal that kills torchrun")
 def kills_torchrun(facts: CheckFacts) -> Iterator[RuleHit]:
-    wish = SignalOption(facts.job)
-    if not wish.given or wish.to_shell or wish.name not in _USER_SIGNALS:
+    option = SignalOption(facts.job)
+    if not option.given or option.to_shell or option.name not in _USER_SIGNALS:
         return
     for launch in facts.job.work:
         if launch.processes is not None:
@@ -71,24 +83,26 @@ def kills_torchrun(facts: CheckFacts) -> Iterator[RuleHit]:
         if launch.launcher == "torchrun" and launch.srun is not None and not launch.has("signals-to-handle"):
             yield RuleHit(
                 launch.line,
-                f"SIG{wish.name} goes to torchrun, which does not know it and dies",
+                f"SIG{option.name} goes to torchrun, which does not know it and dies",
                 "the workers never see the signal, and no checkpoint is written",
-                f"torchrun --signals-to-handle=SIGTERM,SIG{wish.name} --shutdown-timeout=120 ...   # torch 2.9",
+                f"torchrun --signals-to-handle=SIGTERM,SIG{option.name} --shutdown-timeout=120 ...   # torch 2.9",
+                None,
+                launcher_edits(facts, launch, f"--signals-to-handle=SIGTERM,SIG{option.name}"),
             )
 
 
-@text_rule("R03", "error", "a trap that runs too late")
+@text_rule("R03", "error", "a trap that runs too late", lower=("warning",))
 def late_trap(script: BatchScript) -> Iterator[RuleHit]:
-    wish = SignalOption(script)
-    if not wish.given or not wish.to_shell:
-        return
-    traps = [command for command, names in _traps(script) if wish.name in names or not wish.name]
+    option = SignalOption(script)
+    if not option.given or not option.to_shell or any("exec" in launch.wrappers for launch in script.work):
+        return  # exec puts the program in the shell's place, and the signal reaches it
+    traps = [command for command, names in _traps(script) if option.name in names or not option.name]
     if not traps:
         if not any(one.name == "trap" for one in script.commands) and script.is_shell and script.work:
             yield RuleHit(
-                wish.line,
-                f"--signal={wish.value} signals the batch shell, which has no trap for it",
-                f"the shell dies of SIG{wish.name or 'TERM'} and the job ends before its time",
+                option.line,
+                f"--signal={option.value} signals the batch shell, which has no trap for it",
+                f"the shell dies of SIG{option.name or 'TERM'} and the job ends before its time",
                 "trap 'kill -USR1 $pid' USR1; srun ... & pid=$!; wait $pid",
                 "warning",
             )
@@ -99,26 +113,28 @@ def late_trap(script: BatchScript) -> Iterator[RuleHit]:
             work[-1].line,
             f"the trap of line {traps[0].line} runs only when this command in the foreground has ended",
             "the signal is handled after the job's time is over, and no checkpoint is written",
-            "srun ... & pid=$!; wait $pid; wait $pid",
+            "srun ... & pid=$!; wait $pid || wait $pid",
+            None,
+            background_edits(script, work[-1].command, "pid=$!\nwait $pid || wait $pid") if len(work) == 1 else (),
         )
 
 
-@text_rule("R04", "warning", "a trap in a shell that gets no signal")
+@text_rule("R04", "warning", "a trap in a shell that gets no signal", lower=("hint",))
 def trap_without_signal(script: BatchScript) -> Iterator[RuleHit]:
-    wish = SignalOption(script)
-    if wish.to_shell:
+    option = SignalOption(script)
+    if option.to_shell:
         return
     for command, names in _traps(script):
         caught = names & {"USR1", "USR2", "10", "12"}
         if not caught:
             continue
-        if wish.given:
-            edit = ScriptEdit("replace", wish.line, f"--signal={wish.value}", f"--signal=B:{wish.value}")
+        if option.given:
+            edit = ScriptEdit("replace", option.line, f"--signal={option.value}", f"--signal=B:{option.value}")
             yield RuleHit(
-                wish.line,
-                f"--signal={wish.value} signals the steps, not the batch shell with the trap of line {command.line}",
+                option.line,
+                f"--signal={option.value} signals the steps, not the batch shell with the trap of line {command.line}",
                 "the trap never runs",
-                f"--signal=B:{wish.value}",
+                f"--signal=B:{option.value}",
                 None,
                 (edit,),
             )
@@ -126,23 +142,24 @@ def trap_without_signal(script: BatchScript) -> Iterator[RuleHit]:
             yield RuleHit(
                 command.line,
                 f"there is a trap for {sorted(caught)[0]}, and no --signal that asks Slurm to send it",
-                "the trap never runs",
+                "the trap never runs, unless scancel or the site sends it",
                 "#SBATCH --signal=B:USR1@300",
+                "hint",
             )
         return
 
 
 @rule("R05", "warning", "little time between signal and end")
 def short_warning_time(facts: CheckFacts) -> Iterator[RuleHit]:
-    wish = SignalOption(facts.job)
-    if wish.given and wish.lead_s is not None and wish.lead_s < _MIN_WARNING_S:
+    option = SignalOption(facts.job)
+    if option.given and option.lead_s is not None and option.lead_s < _MIN_WARNING_S:
         kill_wait = facts.cluster.kill_wait_s if facts.cluster else None
         then = f"; after the limit {kill_wait} s are left here" if kill_wait else ""
         yield RuleHit(
-            wish.line,
-            f"the signal comes {wish.lead_s} s before the end{then}",
+            option.line,
+            f"the signal comes {option.lead_s} s before the end{then}",
             "a step and a checkpoint that take longer are lost",
-            f"--signal={wish.value.partition('@')[0]}@300",
+            f"--signal={option.value.partition('@')[0]}@300",
         )
 
 
@@ -164,7 +181,7 @@ def log_overwritten(script: BatchScript) -> Iterator[RuleHit]:
         )
 
 
-@rule("R07", "warning", "a requeued job that starts over")
+@rule("R07", "warning", "a requeued job that starts over", lower=("hint",))
 def requeue_starts_over(facts: CheckFacts) -> Iterator[RuleHit]:
     script, options = facts.script, facts.job.options
     if script is None or script.kind != "batch" or not script.work or "no-requeue" in options:
@@ -188,7 +205,8 @@ def requeue_starts_over(facts: CheckFacts) -> Iterator[RuleHit]:
             )
             return
     reads = any(hints.resumes for hints in script.python.values())
-    if not reads and not any(_RESUME.search(line) for line in script.text.lines):
+    trains = any(_TRAINING.search(launch.raw) for launch in script.work)
+    if trains and not reads and not any(_RESUME.search(line) for line in script.text.lines):
         yield RuleHit(
             line,
             f"{why}, and nothing in the script speaks of a checkpoint",
@@ -200,15 +218,15 @@ def requeue_starts_over(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @text_rule("R08", "warning", "two owners of requeueing")
 def two_requeue_mechanisms(script: BatchScript) -> Iterator[RuleHit]:
-    wish = SignalOption(script)
+    option = SignalOption(script)
     requeues = next((one for one in script.commands if one.texts[:2] == ["scontrol", "requeue"]), None)
     inside = requeues or next(
         (one for one in script.commands if one.name == "trap" and "scontrol requeue" in one.raw), None
     )
-    if inside is None or not wish.given:
+    if inside is None or not option.given:
         return
     for launch in script.work:
-        if uses_lightning(script, launch)[0] and launch.srun is not None and not wish.to_shell:
+        if uses_lightning(script, launch)[0] and launch.srun is not None and not option.to_shell:
             yield RuleHit(
                 inside.line,
                 "the script requeues the job, and so does Lightning when it gets the signal",

@@ -6,7 +6,8 @@
     launch_spec.py     what the agent writes down for the launcher
     launcher.py        the launcher, one per job: prepares rank groups, starts them, finds the rank that failed first
     rank_group.py      one group of ranks (a whole run, or one attempt of one replica) as a file that its nodes read;
-                       stops ranks that train separately, which shoal_watch.py reports from inside the program
+                       stops ranks that train separately, which shoal_watch.py reports from inside the program,
+                       as it does the world size of a doctor's smoke run
     srun_steps.py      starts and signals a rank group, as a Slurm step or on this machine; preemption
     node.py            one node of a rank group: starts torchrun, forwards signals to the ranks
     node_guards.py     a guard on each further node of a run, in a step of its own

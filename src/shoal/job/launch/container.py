@@ -235,7 +235,7 @@ class ContainerArgs(NamedTuple):
 def container_args(
     spec: Mapping[str, Any], environ: Mapping[str, str], more: Sequence[str], gpus: bool
 ) -> ContainerArgs:
-    """The container of a run; an empty box where there is none."""
+    """The container of a run; empty where it has none."""
     one = resolve_container(spec, environ)
     if one is None:
         return ContainerArgs()
@@ -291,8 +291,8 @@ def missing_on_node(one: Container, places: Sequence[str], environ: Mapping[str,
         return "there is no image %s on %s: put it there, or name another with `container`" % (one.image, node)
     for bind in all_binds(one, places):
         if not os.path.exists(bind.source):
-            told = "%s is to be bound into the container and does not exist on %s: mkdir -p %s, or leave it out"
-            return told % (bind.source, node, bind.source)
+            message = "%s is to be bound into the container and does not exist on %s: mkdir -p %s, or leave it out"
+            return message % (bind.source, node, bind.source)
     return _no_mount_point(one, places)
 
 

@@ -5,6 +5,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 LAUNCH_MODES = ("process", "torchrun", "srun", "accelerate", "deepspeed", "replicas")
 #: One launcher on each node, which starts the ranks of its node.
 TORCH_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+#: Slurm, or the launcher of a run on this machine, starts each rank itself.
+RANK_MODES = ("process", "srun")
 
 #: What holds when a launch says nothing. Times are torchft's own unless its documentation or our trials advise others.
 LAUNCH_DEFAULTS: Dict[str, Any] = {
@@ -67,15 +69,15 @@ def compute_geometry(
     mode: str, settings: Mapping[str, Any], nodes: int, gpus: int, cpus: Optional[int]
 ) -> LaunchGeometry:
     """The geometry of a launch over a request; GeometryError if GPUs, nodes, ranks and replicas do not fit together."""
-    if mode not in LAUNCH_MODES:
-        raise GeometryError("there is no launch %r" % mode, "one of %s" % ", ".join(LAUNCH_MODES))
     if mode == "replicas":
         found = _replicas(settings, nodes, gpus, cpus)
     elif mode == "process":
         found = LaunchGeometry(mode, nodes, gpus, cpus, 1, 1)
-    else:
+    elif mode == "srun" or mode in TORCH_LAUNCHERS:
         processes = _processes(settings, gpus, max(1, gpus))
         found = LaunchGeometry(mode, nodes, gpus, cpus, processes, processes if mode == "srun" else 1)
+    else:
+        raise GeometryError("unknown launch mode %r" % mode, "one of %s" % ", ".join(LAUNCH_MODES))
     if found.cpus is not None and found.cpus < found.tasks:
         raise GeometryError(
             "%d CPUs per node are fewer than its %d tasks" % (found.cpus, found.tasks),
@@ -125,19 +127,19 @@ def _replicas(settings: Mapping[str, Any], nodes: int, gpus: int, cpus: Optional
             "processes = %d" % (max(1, processes // per_node) * per_node),
         )
     replicas = nodes // over * per_node
-    least = int(settings.get("min_replicas") or replicas // 2 + 1)
-    if least > replicas:
+    min_replicas = int(settings.get("min_replicas") or replicas // 2 + 1)
+    if min_replicas > replicas:
         raise GeometryError(
-            "min_replicas = %d is more than the %d replicas of this request" % (least, replicas),
+            "min_replicas = %d is more than the %d replicas of this request" % (min_replicas, replicas),
             "leave it out: a majority (%d) is the default" % (replicas // 2 + 1),
         )
-    wanted = int(settings.get("finish") or least)
+    wanted = int(settings.get("min_finished") or min_replicas)
     if wanted > replicas:
         raise GeometryError(
-            "finish = %d is more than the %d replicas of this request" % (wanted, replicas),
+            "min_finished = %d is more than the %d replicas of this request" % (wanted, replicas),
             "leave it out: min_replicas is the default",
         )
-    return LaunchGeometry("replicas", nodes, gpus, cpus, processes, per_node, replicas, per_node, over, least)
+    return LaunchGeometry("replicas", nodes, gpus, cpus, processes, per_node, replicas, per_node, over, min_replicas)
 
 
 def fold_to_one_node(geometry: LaunchGeometry) -> LaunchGeometry:

@@ -6,7 +6,7 @@ The file is beside the attempt's logs. It holds no secrets: the environment reac
 import os
 import shutil
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...kernel import node_name
 from .. import allocation
@@ -20,23 +20,32 @@ def launch_dir(log: str, attempt: int) -> str:
     return os.path.join(os.path.dirname(log), "attempt-%d.launch" % attempt)
 
 
+class AttemptPaths(NamedTuple):
+    """The files and directories of an attempt: `usage` is where samples of memory and GPUs go, `binds` are directories
+    that its program must see, wherever it runs."""
+
+    log: str
+    output_dir: str
+    usage: str
+    binds: List[str]
+
+
 def prepare_launch(
     spec: Mapping[str, Any],
     attempt: int,
     values: Mapping[str, str],
     environ: Mapping[str, str],
-    log: str,
-    output_dir: str,
+    paths: AttemptPaths,
     here_only: bool,
-    places: List[str],
-    use: str = "",
 ) -> Tuple[List[str], Optional[str]]:
     """(the command that the attempt runs, None), or ([], why it cannot be launched here)."""
     settings = {key: value for key, value in (spec.get("launch_settings") or {}).items() if value is not None}
-    nodes, gpus = (int(environ.get(name) or least) for name, least in (("SHOAL_NODES", 1), ("SHOAL_GPUS_PER_NODE", 0)))
-    told = environ.get("SHOAL_CPUS_PER_NODE")
+    nodes, gpus = (
+        int(environ.get(name) or default) for name, default in (("SHOAL_NODES", 1), ("SHOAL_GPUS_PER_NODE", 0))
+    )
+    cpus = environ.get("SHOAL_CPUS_PER_NODE")
     try:
-        geometry = compute_geometry(spec.get("launch", "process"), settings, nodes, gpus, int(told) if told else None)
+        geometry = compute_geometry(spec.get("launch", "process"), settings, nodes, gpus, int(cpus) if cpus else None)
         found = allocation.find_resources(geometry, environ, here_only)
         if not found.slurm:
             geometry = allocation.fold_onto_machine(geometry, environ)
@@ -47,7 +56,7 @@ def prepare_launch(
     program = spec["command"][0]
     if "{" not in program and not container.has_container(spec) and not _is_executable(program, spec["cwd"], environ):
         return [], "there is no program %s on %s" % (program, node_name())
-    folder = launch_dir(log, attempt)
+    folder = launch_dir(paths.log, attempt)
     os.makedirs(folder, exist_ok=True)
     record: Dict[str, Any] = {
         "what": describe_geometry(geometry),
@@ -66,12 +75,12 @@ def prepare_launch(
         "cwd": spec["cwd"],
         "root": spec.get("root"),
         "folder": folder,
-        "log": log,
-        "output_dir": output_dir,
+        "log": paths.log,
+        "output_dir": paths.output_dir,
         "checkpoint": spec.get("checkpoint"),
-        "use": use,
+        "use": paths.usage,
         "container": spec.get("container") or {},
-        "places": places,
+        "places": paths.binds,
     }
     path = os.path.join(folder, "plan.json")
     write_json(path, record)

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from ...kernel import files, find_cause, processes
 from .. import allocation, environment
 from . import container, launcher_args, rank_group, srun_steps
-from .geometry import TORCH_LAUNCHERS, LaunchGeometry
+from .geometry import RANK_MODES, TORCH_LAUNCHERS, GeometryError, LaunchGeometry
 from .launch_spec import agent_argv
 from .node import NodeLauncher
 from .rank import EXIT_BAD_GEOMETRY
@@ -56,12 +56,12 @@ def first_failure(text: str) -> Optional[RankFailure]:
     return min(found, key=lambda failure: (failure.exit_code == 143, failure.time)) if found else None
 
 
-def read_tail(path: str, begin: int = 0, most: int = _TAIL_BYTES) -> str:
+def read_tail(path: str, begin: int = 0, max_bytes: int = _TAIL_BYTES) -> str:
     """The end of a log, at most its last 256 KiB, and nothing from before `begin`."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(begin, size - most))
+            file.seek(max(begin, size - max_bytes))
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
@@ -102,17 +102,17 @@ def log_tails(log: str, text: str, lines: int = 15, ranks: int = 2) -> List[str]
     found = []
     for path in glob.glob(glob.escape(log) + "rank-*.out"):
         match = _RANK_LOG.search(path)
-        last = read_tail(path, most=_RANK_TAIL_BYTES).splitlines()[-lines:]
+        last = read_tail(path, max_bytes=_RANK_TAIL_BYTES).splitlines()[-lines:]
         rank = int(match.group(1)) if match is not None else None
         if last and (rank == named or find_cause(last) is not None):
             found.append((rank != named, _mtime(path), path, last))
-    told: List[str] = []
+    report: List[str] = []
     for _, _, path, last in sorted(found)[:ranks]:
-        told.append("the end of %s:" % path)
-        told += ["  " + line for line in last]
+        report.append("the end of %s:" % path)
+        report += ["  " + line for line in last]
     if len(found) > ranks:
-        told.append("%d more ranks failed; their logs are beside these" % (len(found) - ranks))
-    return told
+        report.append("%d more ranks failed; their logs are beside these" % (len(found) - ranks))
+    return report
 
 
 def _mtime(path: str) -> float:
@@ -137,7 +137,7 @@ def main(argv: List[str]) -> int:
 
             return supervise(plan, os.environ)
         return run_group(plan)
-    except allocation.NoSuchInterface as error:
+    except (allocation.NoSuchInterface, GeometryError) as error:
         processes.log_message(str(error))
         return EXIT_BAD_GEOMETRY
 
@@ -147,7 +147,7 @@ def geometry_of(plan: Dict[str, Any]) -> LaunchGeometry:
 
 
 def run_group(plan: Dict[str, Any]) -> int:
-    """A run of one unit, to its end."""
+    """A run of one group, to its end."""
     geometry = geometry_of(plan)
     needs_port = geometry.mode in ("srun", "deepspeed", "accelerate") or geometry.nodes > 1
     port, mark = allocation.reserve_port(int(plan["job"])) if needs_port else (0, None)
@@ -159,7 +159,7 @@ def run_group(plan: Dict[str, Any]) -> int:
     if one.watched:
         rank_group.write_watch_module(one)
     if geometry.mode == "deepspeed":
-        with open(one.log + "hosts", "w") as file:
+        with open(launcher_args.hostfile_of(one), "w") as file:
             file.write(launcher_args.deepspeed_hosts(one))
     try:
         if geometry.mode in TORCH_LAUNCHERS and geometry.nodes == 1 and not one.step_flags:
@@ -195,18 +195,19 @@ def make_rank_group(
     log: str,
     name: str = "",
 ) -> RankGroup:
-    """The unit of a run, or with `name` of one try of a replica."""
+    """The group of a run, or with `name` of one attempt of a replica."""
     settings = plan["settings"]
     replica = geometry.replicas > 0
     peers = plan["nodes"][1:]
     address = "127.0.0.1"
     if plan["slurm"] and peers and port > 0:
         address = allocation.reachable_address(peers, settings.get("interface"))
-    box = container.container_args(plan, os.environ, plan["places"], geometry.gpus > 0)
-    contained = box.around or box.step_flags
+    wrapping = container.container_args(plan, os.environ, plan["places"], geometry.gpus > 0)
+    contained = wrapping.around or wrapping.step_flags
     inner = [launcher_args.container_python(argv), *agent_argv()[1:]] if contained else []
+    mode = "torchrun" if replica else geometry.mode
     return RankGroup(
-        mode="torchrun" if replica else geometry.mode,
+        mode=mode,
         nodes=nodes,
         processes=geometry.replica_processes if replica else geometry.processes,
         gpus=geometry.replica_gpus if replica else geometry.gpus,
@@ -216,8 +217,8 @@ def make_rank_group(
         out=log + "out" if name else plan["log"],
         host=os.uname().nodename,
         id="-".join(part for part in (plan["id"], name) if part),
-        start=launcher_args.launcher_program(geometry.mode, argv),
-        wrapper=inner if box.step_flags else agent_argv(),
+        start=[] if mode in RANK_MODES else launcher_args.launcher_program(mode, argv),
+        wrapper=inner if wrapping.step_flags else agent_argv(),
         slurm=plan["slurm"],
         peers=plan["nodes"] if peers else [],
         cpus=plan["cpus"],
@@ -230,7 +231,7 @@ def make_rank_group(
         watched=not replica and geometry.world > 1 and not settings.get("independent"),
         use=plan.get("use", ""),
         inner=inner,
-        **box._asdict(),
+        **wrapping._asdict(),
     )
 
 
@@ -239,7 +240,7 @@ def _run_as_step(plan: Dict[str, Any], geometry: LaunchGeometry, one: RankGroup,
     cpus = None if plan["cpus"] is None else plan["cpus"] // tasks
     nodes = 1 if geometry.mode == "process" else geometry.nodes
     argv = launcher_args.srun_argv(nodes, tasks, cpus, name="shoal", nodelist=one.nodes[:nodes], share=one.step_flags)
-    role = "node" if geometry.mode in TORCH_LAUNCHERS else "rank"
+    role = "rank" if geometry.mode in RANK_MODES else "node"
     inbox = processes.SignalQueue()
     step = srun_steps.SlurmStep([*argv, *one.wrapper, role, one.path], one, dict(os.environ), plan["job"])
     return step.wait(inbox, look)

@@ -1,9 +1,10 @@
-"""The argument lists of each launcher, as pure functions."""
+"""The argument lists of each launcher, as pure functions: one table, LAUNCHERS, for jobs, scripts and explanations."""
 
 import os
 import re
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from .geometry import GeometryError
 from .rank_group import RankGroup
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?\Z")
@@ -41,87 +42,138 @@ def step_share(gpus: int, memory_mb: Optional[int]) -> List[str]:
     return words + (["--mem=%dM" % memory_mb] if memory_mb else [])
 
 
-def torchrun_command(command: Sequence[str]) -> List[str]:
-    """How torch's launcher is started: by the Python that the command names, which has torch, or as `torchrun_argv`."""
-    if command and _PYTHON.match(command[0]):
-        return [command[0], "-m", "torch.distributed.run"]
-    return ["torchrun"]
-
-
 def container_python(command: Sequence[str]) -> str:
     """The Python that runs our wrapper of a rank inside a container: the command's own, else python3."""
     return command[0] if command and _PYTHON.match(command[0]) else "python3"
 
 
-def launcher_argv(unit: RankGroup, node: int, local_address: Optional[str]) -> List[str]:
-    """What runs on node number `node` of a unit and starts its ranks; each rank is our wrapper around the program."""
-    rank = [*(unit.inner or unit.wrapper), "rank", unit.path]
-    build = {"accelerate": accelerate_argv, "deepspeed": deepspeed_argv}.get(unit.mode, torchrun_argv)
-    return [*unit.around, *build(unit, node, local_address), *rank]
+class LaunchValues(NamedTuple):
+    """What a launcher is told. Texts are values inside a job and shell variables in a script.
+
+    `processes` are those of one node; `node` is the number of this one. Without a `port` the ranks of one node find
+    each other. `is_host` and `local_address` are known in a job only.
+    """
+
+    nodes: int
+    processes: int
+    id: str
+    node: str
+    address: str
+    port: str
+    hostfile: str = ""
+    max_restarts: int = 0
+    is_host: Optional[bool] = None
+    local_address: Optional[str] = None
 
 
-def torchrun_argv(unit: RankGroup, node: int, local_address: Optional[str]) -> List[str]:
-    words = list(unit.start)
-    if len(unit.nodes) == 1 and unit.port == 0:
-        words.append("--standalone")
-        # Else a replica's ranks would tell others an address by host name, which may be localhost.
-        words += ["--local-addr=%s" % local_address] if local_address else []
+def _torchrun_options(values: LaunchValues) -> List[str]:
+    if values.nodes == 1 and not values.port:
+        words = ["--standalone"]
     else:
-        words += [
-            "--nnodes=%d" % len(unit.nodes),
-            "--rdzv-id=%s" % unit.id,
+        words = [
+            "--nnodes=%d" % values.nodes,
+            "--rdzv-id=%s" % values.id,
             "--rdzv-backend=c10d",
-            "--rdzv-endpoint=%s:%d" % (unit.address, unit.port),
-            # Said outright: torchrun would guess from host names who serves the rendezvous, and wait for ever if wrong.
-            "--rdzv-conf=is_host=%d" % (1 if node == 0 else 0),
+            "--rdzv-endpoint=%s:%s" % (values.address, values.port),
         ]
-        words += ["--local-addr=%s" % local_address] if local_address else []
-    words += ["--nproc-per-node=%d" % unit.processes, "--max-restarts=%d" % unit.max_restarts, *unit.options]
-    return [*words, "--no-python"]
+        if values.is_host is not None:
+            # Said outright: torchrun would guess from host names who serves the rendezvous, and wait for ever if wrong.
+            words.append("--rdzv-conf=is_host=%d" % values.is_host)
+    # Else a replica's ranks would tell others an address by host name, which may be localhost.
+    words += ["--local-addr=%s" % values.local_address] if values.local_address else []
+    words.append("--nproc-per-node=%d" % values.processes)
+    return words + (["--max-restarts=%d" % values.max_restarts] if values.max_restarts else [])
 
 
-def accelerate_argv(unit: RankGroup, node: int, local_address: Optional[str]) -> List[str]:
-    words = [
-        *unit.start,
-        "--num_machines=%d" % len(unit.nodes),
-        "--num_processes=%d" % unit.world,
-        "--machine_rank=%d" % node,
-        "--max_restarts=%d" % unit.max_restarts,
-        "--mixed_precision=no",
-        "--dynamo_backend=no",
-    ]
-    if unit.port:
-        words += ["--main_process_ip=%s" % unit.address, "--main_process_port=%d" % unit.port]
+def _accelerate_options(values: LaunchValues) -> List[str]:
+    world = values.nodes * values.processes
+    words = ["--num_machines=%d" % values.nodes, "--num_processes=%d" % world, "--machine_rank=%s" % values.node]
+    words.append("--max_restarts=%d" % values.max_restarts)
+    if values.port:
+        words += ["--main_process_ip=%s" % values.address, "--main_process_port=%s" % values.port]
     # "--cpu" would start one process, or ask for MPI: on CPUs, too, it is this path that starts one rank for each.
-    words += ["--multi_gpu"] if unit.world > 1 else []
-    return [*_override_defaults(words, unit.options), *unit.options, "--no_python"]
+    return words + (["--multi_gpu"] if world > 1 else [])
 
 
-def deepspeed_argv(unit: RankGroup, node: int, local_address: Optional[str]) -> List[str]:
+def _deepspeed_options(values: LaunchValues) -> List[str]:
     """One launcher per node, told its place: no ssh, no pdsh, no host file of the user."""
-    words = [*unit.start, "--hostfile=%shosts" % unit.log, "--no_ssh", "--node_rank=%d" % node]
-    words += ["--master_addr=%s" % unit.address, "--master_port=%d" % unit.port]
+    words = ["--hostfile=%s" % values.hostfile, "--no_ssh", "--node_rank=%s" % values.node]
+    return [*words, "--master_addr=%s" % values.address, "--master_port=%s" % values.port]
+
+
+class Launcher(NamedTuple):
+    """A program that starts the ranks of one node.
+
+    `module` is how a Python starts it, else the program beside that Python is taken. `job_defaults` stand in jobs only,
+    where the user's options do not name them. `no_python`: the command is no Python file; in jobs it never is.
+    """
+
+    program: Sequence[str]
+    module: str
+    options: Callable[[LaunchValues], List[str]]
+    no_python: str
+    job_defaults: Sequence[str] = ()
+    job_flags: Sequence[str] = ()
+
+
+#: The launch modes of geometry.TORCH_LAUNCHERS. Jobs, `generate` and `doctor --explain` build their lines from this.
+LAUNCHERS: Dict[str, Launcher] = {
+    "torchrun": Launcher(["torchrun"], "torch.distributed.run", _torchrun_options, "--no-python"),
+    "accelerate": Launcher(
+        ["accelerate", "launch"],
+        "accelerate.commands.launch",
+        _accelerate_options,
+        "--no_python",
+        job_defaults=("--mixed_precision=no", "--dynamo_backend=no"),
+    ),
     # It would put --local_rank=N behind the first word of the command, as if that were the program itself.
-    return [*words, *unit.options, "--no_python", "--no_local_rank"]
+    "deepspeed": Launcher(["deepspeed"], "", _deepspeed_options, "--no_python", job_flags=("--no_local_rank",)),
+}
 
 
-def deepspeed_hosts(unit: RankGroup) -> str:
-    return "".join("%s slots=%d\n" % (node, unit.processes) for node in unit.nodes)
+def find_launcher(mode: str) -> Launcher:
+    """GeometryError for a launch mode that has no launcher on each node."""
+    if mode not in LAUNCHERS:
+        raise GeometryError("launch mode %r has no launcher" % mode, "one of %s" % ", ".join(LAUNCHERS))
+    return LAUNCHERS[mode]
 
 
 def launcher_program(mode: str, command: Sequence[str]) -> List[str]:
     """The program that starts the ranks of a node, taken from the same environment as the command's Python."""
-    torchrun_words = torchrun_command(command)
-    if mode == "accelerate":
-        return (
-            [torchrun_words[0], "-m", "accelerate.commands.launch"]
-            if len(torchrun_words) > 1
-            else ["accelerate", "launch"]
-        )
-    if mode == "deepspeed":
-        folder = os.path.dirname(command[0]) if len(torchrun_words) > 1 else ""
-        return [os.path.join(folder, "deepspeed")]
-    return torchrun_words
+    launcher = find_launcher(mode)
+    if not command or not _PYTHON.match(command[0]):
+        return list(launcher.program)
+    if launcher.module:
+        return [command[0], "-m", launcher.module]
+    return [os.path.join(os.path.dirname(command[0]), launcher.program[0])]
+
+
+def launcher_argv(group: RankGroup, node: int, local_address: Optional[str]) -> List[str]:
+    """What runs on node number `node` of a group and starts its ranks; each rank is our wrapper around the program."""
+    launcher = find_launcher(group.mode)
+    values = LaunchValues(
+        nodes=len(group.nodes),
+        processes=group.processes,
+        id=group.id,
+        node=str(node),
+        address=group.address,
+        port=str(group.port or ""),
+        hostfile=hostfile_of(group),
+        max_restarts=group.max_restarts,
+        is_host=node == 0,
+        local_address=local_address,
+    )
+    options = _override_defaults([*launcher.options(values), *launcher.job_defaults], group.options)
+    flags = [*group.options, launcher.no_python, *launcher.job_flags]
+    return [*group.around, *group.start, *options, *flags, *(group.inner or group.wrapper), "rank", group.path]
+
+
+def hostfile_of(group: RankGroup) -> str:
+    return group.log + "hosts"
+
+
+def deepspeed_hosts(group: RankGroup) -> str:
+    return "".join("%s slots=%d\n" % (node, group.processes) for node in group.nodes)
 
 
 def lighthouse_argv(program: Sequence[str], settings: Mapping[str, Any], min_replicas: int, host: str) -> List[str]:

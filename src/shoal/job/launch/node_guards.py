@@ -120,7 +120,7 @@ class NodeGuards:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=processes.make_preexec(deaf=True),
+            preexec_fn=processes.make_preexec(block_signals=True),
         )
 
     def _poll(self) -> None:

@@ -19,10 +19,10 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 
 class RankGroup(NamedTuple):
-    """`processes`, `gpus` and `cpus` are per node. `log` begins the name of every file about the unit's ranks,
+    """`processes`, `gpus` and `cpus` are per node. `log` begins the name of every file about the group's ranks,
     `out` is the log of the launcher and rank 0, which `host` opens.
 
-    `port` 0 means that the ranks of one node find each other without help, -1 that the unit's first node chooses one
+    `port` 0 means that the ranks of one node find each other without help, -1 that the group's first node chooses one
     and tells the others through a file. `peers` are the job's nodes if it has several. `slurm`: it runs as a Slurm
     step. `use` begins the name of the file in which a node says what it uses. `watched`: ranks that train alone are
     stopped (`DdpCheck`).
@@ -64,7 +64,7 @@ class RankGroup(NamedTuple):
 
     @property
     def path(self) -> str:
-        return self.log + "unit.json"
+        return self.log + "group.json"
 
     def rank_log(self, rank: int, restart: int = 0) -> str:
         """Where a rank's output goes; rank 0 writes to `out` instead."""
@@ -108,33 +108,47 @@ def write_json(path: str, record: Dict[str, Any]) -> None:
 
 
 _MODULE = "shoal_watch"
+#: Its name in a smoke run, which may start programs that are watched as well.
+_SMOKE_MODULE = "shoal_smoke"
 _CHECK_EVERY_S = 1.0
 
 
-def write_watch_module(unit: RankGroup) -> None:
+def write_watch_module(group: RankGroup) -> None:
     """Write what a rank's Python is to find."""
+    _write_torch_extension(_watch_dir(group), _MODULE)
+
+
+def write_smoke_module(folder: str, steps: int) -> None:
+    """Write what the Python of a doctor's smoke run is to find (`shoal doctor --fix --smoke`)."""
+    _write_torch_extension(folder, _SMOKE_MODULE)
+    with open(os.path.join(folder, "steps"), "w") as file:
+        file.write(str(steps))
+
+
+def _write_torch_extension(folder: str, module: str) -> None:
+    """Write shoal_watch.py, whose `begin` torch calls at the end of its import, wherever `folder` is on PYTHONPATH."""
     import pkgutil  # not needed by ranks, which import this too
 
-    folder = _watch_dir(unit)
-    about = os.path.join(folder, _MODULE + "-1.dist-info")
+    about = os.path.join(folder, module + "-1.dist-info")
     os.makedirs(about, exist_ok=True)
+    name = module.replace("_", "-")
     for path, data in (
-        (os.path.join(folder, _MODULE + ".py"), pkgutil.get_data(__name__, _MODULE + ".py") or b""),
-        (os.path.join(about, "METADATA"), b"Metadata-Version: 2.1\nName: shoal-watch\nVersion: 1\n"),
-        (os.path.join(about, "entry_points.txt"), ("[torch.backends]\nshoal = %s:begin\n" % _MODULE).encode()),
+        (os.path.join(folder, module + ".py"), pkgutil.get_data(__name__, _MODULE + ".py") or b""),
+        (os.path.join(about, "METADATA"), ("Metadata-Version: 2.1\nName: %s\nVersion: 1\n" % name).encode()),
+        (os.path.join(about, "entry_points.txt"), ("[torch.backends]\n%s = %s:begin\n" % (name, module)).encode()),
     ):
         with open(path, "wb") as file:
             file.write(data)
 
 
-def watch_variables(unit: RankGroup, rank: int, env: Mapping[str, str]) -> "dict[str, str]":
+def watch_variables(group: RankGroup, rank: int, env: Mapping[str, str]) -> "dict[str, str]":
     """What makes a rank's torch call us; nothing where there is nobody to train with."""
-    folder = _watch_dir(unit)
-    if not unit.watched or not os.path.exists(os.path.join(folder, _MODULE + ".py")):
+    folder = _watch_dir(group)
+    if not group.watched or not os.path.exists(os.path.join(folder, _MODULE + ".py")):
         return {}
     theirs = env.get("PYTHONPATH")
     return {
-        "SHOAL_WATCH": "%d %s" % (unit.world, _alone_file(unit, rank)),
+        "SHOAL_WATCH": "%d %s" % (group.world, _alone_file(group, rank)),
         "PYTHONPATH": "%s%s%s" % (theirs, os.pathsep, folder) if theirs else folder,
     }
 
@@ -146,20 +160,20 @@ class RanksTrainAlone(Exception):
 class DdpCheck:
     """Whether the ranks of a group train alone: called repeatedly while they run, raises RanksTrainAlone."""
 
-    def __init__(self, unit: RankGroup) -> None:
-        self.unit = unit
+    def __init__(self, group: RankGroup) -> None:
+        self.group = group
         self._looked = 0.0
 
     def __call__(self) -> None:
         now = time.monotonic()
-        if self.unit.watched and now - self._looked >= _CHECK_EVERY_S:
+        if self.group.watched and now - self._looked >= _CHECK_EVERY_S:
             self._looked = now
             self._look()
 
     def _look(self) -> None:
         """Every rank must say it: where one learns and the others play for it, that one is alone, and rightly so."""
-        here = set(os.listdir(os.path.dirname(self.unit.log)))
-        marks = [_alone_file(self.unit, rank) for rank in range(self.unit.world)]
+        here = set(os.listdir(os.path.dirname(self.group.log)))
+        marks = [_alone_file(self.group, rank) for rank in range(self.group.world)]
         if not here.issuperset(os.path.basename(mark) for mark in marks):
             return
         with open(marks[0]) as file:
@@ -168,13 +182,13 @@ class DdpCheck:
             "each of the %d ranks trains alone: the size of its process group is %s and not %d, so the run would be %d "
             "copies of one training; call torch.distributed.init_process_group(), with Lightning leave out devices and "
             'say strategy="ddp", or say independent = true in the launch if they are meant to be apart'
-            % (self.unit.world, size or "1", self.unit.world, self.unit.world)
+            % (self.group.world, size or "1", self.group.world, self.group.world)
         )
 
 
-def _watch_dir(unit: RankGroup) -> str:
-    return os.path.join(os.path.dirname(unit.log), "watch")
+def _watch_dir(group: RankGroup) -> str:
+    return os.path.join(os.path.dirname(group.log), "watch")
 
 
-def _alone_file(unit: RankGroup, rank: int) -> str:
-    return "%srank-%d.alone" % (unit.log, rank)
+def _alone_file(group: RankGroup, rank: int) -> str:
+    return "%srank-%d.alone" % (group.log, rank)

@@ -19,7 +19,7 @@ _MIN_REMAINING_S = 30.0
 class ReplicaLimits(NamedTuple):
     replicas: int
     min_replicas: int
-    finish: int
+    min_finished: int
     restarts: int
     backoff_s: float
     healthy_s: float
@@ -30,7 +30,7 @@ def replica_limits(settings: Mapping[str, Any], replicas: int, min_replicas: int
     return ReplicaLimits(
         replicas,
         min_replicas,
-        int(settings.get("finish") or min_replicas),
+        int(settings.get("min_finished") or min_replicas),
         int(settings["restarts"]),
         float(settings["backoff_s"]),
         float(settings["healthy_s"]),
@@ -43,7 +43,7 @@ class ReplicaStates:
 
     def __init__(self, limits: ReplicaLimits) -> None:
         self.limits = limits
-        self.tries = dict.fromkeys(range(limits.replicas), 0)
+        self.attempts = dict.fromkeys(range(limits.replicas), 0)
         self.due: Dict[int, float] = dict.fromkeys(range(limits.replicas), 0.0)
         self.since: Dict[int, float] = {}
         self.progress: Dict[int, float] = {}
@@ -57,12 +57,12 @@ class ReplicaStates:
         return [number for number, at in sorted(self.due.items()) if at <= now]
 
     def started(self, number: int, now: float) -> int:
-        """Note a start; which try of the replica this is."""
+        """Note a start; which attempt of the replica this is."""
         del self.due[number]
         self.since[number] = self.progress[number] = now
-        self.tries[number] += 1
+        self.attempts[number] += 1
         self.speaking.discard(number)
-        return self.tries[number]
+        return self.attempts[number]
 
     def moved(self, number: int, now: float, speaks: bool = True) -> None:
         """Something of the replica was written; `speaks`: by its program, and not only by what starts it."""
@@ -95,8 +95,8 @@ class ReplicaStates:
         return still if others_move else []
 
     def _max_silence_s(self, number: int) -> float:
-        if len(self.finished) >= self.limits.finish:
-            return _MIN_REMAINING_S if self.tries[number] > 1 else _MAX_LINGER_S
+        if len(self.finished) >= self.limits.min_finished:
+            return _MIN_REMAINING_S if self.attempts[number] > 1 else _MAX_LINGER_S
         if self.finished:
             return max(self.limits.hang_s, _MAX_LINGER_S)  # it may be leaving as well, and saves without a word
         return self.limits.hang_s if number in self.speaking else max(self.limits.hang_s, _MAX_STARTING_S)
@@ -111,4 +111,4 @@ class ReplicaStates:
             return self.first_code or 1
         if alive:
             return None
-        return 0 if len(self.finished) >= self.limits.finish else self.first_code or 1
+        return 0 if len(self.finished) >= self.limits.min_finished else self.first_code or 1

@@ -37,9 +37,9 @@ class LighthouseNotReady(Exception):
 
 def lighthouse_program(command: List[str], environ: Mapping[str, str]) -> str:
     """The lighthouse of the command's Python, or the one on the search path; LighthouseNotReady without one."""
-    beside = lighthouse_path(command)
-    if "/" in beside and os.access(beside, os.X_OK):
-        return beside
+    own = lighthouse_path(command)
+    if "/" in own and os.access(own, os.X_OK):
+        return own
     found = shutil.which("torchft_lighthouse", path=environ.get("PATH"))
     if found is None:
         raise LighthouseNotReady("torchft is not installed in the job's environment: pip install torchft")
@@ -69,7 +69,7 @@ class Lighthouse:
                         stdout=file,
                         stderr=file,
                         start_new_session=True,
-                        preexec_fn=processes.make_preexec(deaf=False),
+                        preexec_fn=processes.make_preexec(block_signals=False),
                     )
             except OSError as error:
                 raise LighthouseNotReady("cannot start %s: %s" % (program[0], error.strerror))
@@ -183,7 +183,7 @@ class ReplicaSupervisor:
                         return board.first_code
                     board.due.clear()
                 elif not beacon.is_alive():
-                    return 0 if len(board.finished) >= board.limits.finish else _LIGHTHOUSE_LOST
+                    return 0 if len(board.finished) >= board.limits.min_finished else _LIGHTHOUSE_LOST
                 code = board.verdict()
                 if code is not None and self.stopping is None:
                     return code
@@ -199,13 +199,13 @@ class ReplicaSupervisor:
 
     def _start(self, board: ReplicaStates, number: int, start: int, url: str, now: float) -> None:
         attempt = board.started(number, now)
-        name = "replica-%d%s.try-%d" % (number, "" if start == 1 else ".start-%d" % start, attempt)
-        unit, env = self._unit(number, start, name, url)
-        self._alive[number] = _ReplicaAttempt(unit, env, self._argv(unit), self.plan)
-        processes.log_message("%s started%s" % (name, " on %s" % ",".join(unit.nodes) if self.plan["slurm"] else ""))
+        name = "replica-%d%s.attempt-%d" % (number, "" if start == 1 else ".start-%d" % start, attempt)
+        group, env = self._rank_group(number, start, name, url)
+        self._alive[number] = _ReplicaAttempt(group, env, self._argv(group), self.plan)
+        processes.log_message("%s started%s" % (name, " on %s" % ",".join(group.nodes) if self.plan["slurm"] else ""))
 
-    def _unit(self, number: int, start: int, name: str, url: str) -> Tuple[RankGroup, Dict[str, str]]:
-        """The unit of one try, and the environment of the process that starts it."""
+    def _rank_group(self, number: int, start: int, name: str, url: str) -> Tuple[RankGroup, Dict[str, str]]:
+        """The group of one attempt, and the environment of the process that starts it."""
         geometry, plan = self.geometry, self.plan
         nodes = plan["nodes"]
         if geometry.nodes_per_replica > 1:
@@ -220,7 +220,7 @@ class ReplicaSupervisor:
             "SHOAL_REPLICA": str(number),
             "SHOAL_REPLICAS": str(geometry.replicas),
             "SHOAL_MIN_REPLICAS": str(geometry.min_replicas),
-            "SHOAL_UNIT": name + ".",
+            "SHOAL_RANK_GROUP": name + ".",
         }
         if number > 0:
             env["SHOAL_PROGRESS"] = os.path.join(plan["folder"], "replica-%d.progress" % number)
@@ -235,11 +235,11 @@ class ReplicaSupervisor:
         argv = environment.run_argv(plan, values) + environment.fill_all(self.settings.get("args") or [], values)
         port = -1 if len(nodes) > 1 else 0
         log = os.path.join(plan["folder"], name + ".")
-        unit = launcher.make_rank_group(plan, geometry, argv, nodes, port, log, name)
-        cpus = None if unit.cpus is None else unit.cpus // geometry.replicas_per_node
-        unit = unit._replace(cpus=cpus, env=env)
-        unit.save()
-        return unit, dict(self.environ, **self._gpus(number))
+        group = launcher.make_rank_group(plan, geometry, argv, nodes, port, log, name)
+        cpus = None if group.cpus is None else group.cpus // geometry.replicas_per_node
+        group = group._replace(cpus=cpus, env=env)
+        group.save()
+        return group, dict(self.environ, **self._gpus(number))
 
     def _gpus(self, number: int) -> Dict[str, str]:
         """On one machine, each replica sees its slice of the GPUs; on Slurm its step has only its own."""
@@ -249,17 +249,17 @@ class ReplicaSupervisor:
         part = slice_gpus(there[: self.geometry.gpus], self.geometry.replicas)[number]
         return {"CUDA_VISIBLE_DEVICES": ",".join(part)}
 
-    def _argv(self, unit: RankGroup) -> List[str]:
-        argv = [*unit.wrapper, "node", unit.path]
+    def _argv(self, group: RankGroup) -> List[str]:
+        argv = [*group.wrapper, "node", group.path]
         if not self.plan["slurm"]:
             return argv
         per_node = self.geometry.replicas_per_node
         memory = self.plan["memory_mb"]
-        share = launcher_args.step_share(unit.gpus, None if memory is None else memory // per_node)
+        share = launcher_args.step_share(group.gpus, None if memory is None else memory // per_node)
         step = launcher_args.srun_argv(
-            len(unit.nodes), 1, unit.cpus, name=unit.id, nodelist=unit.nodes, share=[*share, "--immediate=60"]
+            len(group.nodes), 1, group.cpus, name=group.id, nodelist=group.nodes, share=[*share, "--immediate=60"]
         )
-        step += unit.step_flags
+        step += group.step_flags
         return step + argv
 
     def _reap(self, board: ReplicaStates, now: float) -> None:
@@ -278,7 +278,7 @@ class ReplicaSupervisor:
             if self.stopping is not None:
                 next_step = "was told to stop"
             processes.log_message(
-                "replica %d ended with code %d and %s; its log: %s" % (number, code, next_step, one.unit.out)
+                "replica %d ended with code %d and %s; its log: %s" % (number, code, next_step, one.group.out)
             )
 
     def _look(self, board: ReplicaStates, now: float) -> None:
@@ -311,13 +311,13 @@ class ReplicaSupervisor:
     def _lighthouse(self) -> List[str]:
         """How it is called: from the command's own environment, which may be a container."""
         plan = self.plan
-        box = container.container_args(plan, self.environ, plan["places"], gpus=False)
-        if box.step_flags:
-            share = ["--overlap", "--gres=none", *box.step_flags]
+        wrapping = container.container_args(plan, self.environ, plan["places"], gpus=False)
+        if wrapping.step_flags:
+            share = ["--overlap", "--gres=none", *wrapping.step_flags]
             step = launcher_args.srun_argv(1, 1, 1, name="lighthouse", nodelist=plan["nodes"][:1], share=share)
             return [*step, lighthouse_path(plan["command"])]
-        if box.around:
-            return [*box.around, lighthouse_path(plan["command"])]
+        if wrapping.around:
+            return [*wrapping.around, lighthouse_path(plan["command"])]
         return [lighthouse_program(plan["command"], self.environ)]
 
     def _own_address(self) -> str:
@@ -328,14 +328,14 @@ class ReplicaSupervisor:
 
 
 class _ReplicaAttempt:
-    """One try of a replica: its process, its log, and signs of life."""
+    """One attempt of a replica: its process, its log, and signs of life."""
 
-    def __init__(self, unit: RankGroup, env: Dict[str, str], argv: List[str], plan: Dict[str, Any]) -> None:
-        self.unit = unit
+    def __init__(self, group: RankGroup, env: Dict[str, str], argv: List[str], plan: Dict[str, Any]) -> None:
+        self.group = group
         self._seen: Any = None
-        with open(unit.out, "ab") as out:
+        with open(group.out, "ab") as out:
             runner = srun_steps.SlurmStep if plan["slurm"] else srun_steps.LocalNode
-            self.runner = runner(argv, unit, env, plan["job"], out)
+            self.runner = runner(argv, group, env, plan["job"], out)
         self.process = self.runner.process
 
     def signal(self, number: int) -> None:
@@ -345,22 +345,22 @@ class _ReplicaAttempt:
         self.runner.signal(signal.SIGKILL)
 
     def code(self) -> int:
-        return launcher.first_exit_code(self.process.returncode, self.unit.out, 0)
+        return launcher.first_exit_code(self.process.returncode, self.group.out, 0)
 
     def has_output(self) -> bool:
         """Whether its program has said something: the log is longer than when rank 0 became the program."""
-        if _file_size(self.unit.env.get("SHOAL_PROGRESS", "")):
+        if _file_size(self.group.env.get("SHOAL_PROGRESS", "")):
             return True
         try:
-            with open(self.unit.rank_record(0)) as file:
+            with open(self.group.rank_record(0)) as file:
                 before = int(json.load(file)["log_bytes"])
         except (OSError, ValueError, KeyError):
             return False
-        return _file_size(self.unit.out) > before
+        return _file_size(self.group.out) > before
 
     def has_moved(self) -> bool:
         """Whether any log of the replica, or its progress file, is other than at the last look."""
-        paths = [*glob.glob(glob.escape(self.unit.log) + "*"), self.unit.env.get("SHOAL_PROGRESS", "")]
+        paths = [*glob.glob(glob.escape(self.group.log) + "*"), self.group.env.get("SHOAL_PROGRESS", "")]
         now = {path: _file_stamp(path) for path in paths}
         moved = bool(now != self._seen)
         self._seen = now

@@ -24,18 +24,18 @@ ENDED_BY_SLURM_FILE = "ended-by-slurm"
 class SlurmStep:
     """A Slurm step, and the srun that waits for it. It is signalled by its number: srun makes SIGKILL of SIGTERM."""
 
-    def __init__(self, argv: List[str], unit: RankGroup, env: Dict[str, str], job: str, log: Any = None):
-        self.unit = unit
+    def __init__(self, argv: List[str], group: RankGroup, env: Dict[str, str], job: str, log: Any = None):
+        self.group = group
         self.job = job
         self.process = subprocess.Popen(
             argv,
             env=slurm.step_environ(env),
-            cwd=unit.cwd,
+            cwd=group.cwd,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=processes.make_preexec(deaf=False),
+            preexec_fn=processes.make_preexec(block_signals=False),
         )
 
     def wait(self, inbox: processes.SignalQueue, look: Callable[[], None]) -> int:
@@ -58,13 +58,13 @@ class SlurmStep:
             if number in processes.STOP_SIGNALS or number == signal.SIGKILL:
                 self.process.terminate()  # nothing of the user runs yet
             return
-        told = "%s.%s" % (self.job, number_of_step)
-        slurm.scancel([told], os.environ, signal_number=number, timeout_s=slurm.ENDING_TIMEOUT_S)
+        step_id = "%s.%s" % (self.job, number_of_step)
+        slurm.scancel([step_id], os.environ, signal_number=number, timeout_s=slurm.ENDING_TIMEOUT_S)
 
     def _step_id(self) -> Optional[str]:
         """As a task of the step noted it."""
         for pattern in ("node-*.json", "rank-*.json"):
-            for path in glob.glob(glob.escape(self.unit.log) + pattern):
+            for path in glob.glob(glob.escape(self.group.log) + pattern):
                 try:
                     with open(path) as file:
                         step = json.load(file).get("step")
@@ -76,18 +76,18 @@ class SlurmStep:
 
 
 class LocalNode:
-    """A unit on this machine: its node process, which hands signals on and takes everything with it when killed."""
+    """A group on this machine: its node process, which hands signals on and takes everything with it when killed."""
 
-    def __init__(self, argv: List[str], unit: RankGroup, env: Dict[str, str], job: str, log: Any = None):
+    def __init__(self, argv: List[str], group: RankGroup, env: Dict[str, str], job: str, log: Any = None):
         self.process = subprocess.Popen(
             argv,
             env=env,
-            cwd=unit.cwd,
+            cwd=group.cwd,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=processes.make_preexec(deaf=False),
+            preexec_fn=processes.make_preexec(block_signals=False),
         )
 
     def signal(self, number: int) -> None:
@@ -96,11 +96,11 @@ class LocalNode:
 
 
 class LocalRanks:
-    """All ranks of a unit as processes of this machine; when one fails the others are ended, as srun would."""
+    """All ranks of a group as processes of this machine; when one fails the others are ended, as srun would."""
 
-    def __init__(self, unit: RankGroup, env: Dict[str, str]) -> None:
-        self.unit = unit
-        self.ranks = [self._start(rank, env) for rank in range(unit.world)]
+    def __init__(self, group: RankGroup, env: Dict[str, str]) -> None:
+        self.group = group
+        self.ranks = [self._start(rank, env) for rank in range(group.world)]
 
     def _start(self, rank: int, env: Dict[str, str]) -> "subprocess.Popen[bytes]":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -109,18 +109,18 @@ class LocalRanks:
             "LOCAL_RANK": str(rank),
             "NODE_RANK": "0",
             "GROUP_RANK": "0",
-            "WORLD_SIZE": str(self.unit.world),
-            "LOCAL_WORLD_SIZE": str(self.unit.world),
-            "MASTER_ADDR": self.unit.address,
-            "MASTER_PORT": str(self.unit.port),
-            "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS") or str(max(1, cores // self.unit.world)),
+            "WORLD_SIZE": str(self.group.world),
+            "LOCAL_WORLD_SIZE": str(self.group.world),
+            "MASTER_ADDR": self.group.address,
+            "MASTER_PORT": str(self.group.port),
+            "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS") or str(max(1, cores // self.group.world)),
         }
         return subprocess.Popen(
-            [*self.unit.wrapper, "rank", self.unit.path],
+            [*self.group.wrapper, "rank", self.group.path],
             env=dict(env, **place),
-            cwd=self.unit.cwd,
+            cwd=self.group.cwd,
             start_new_session=True,
-            preexec_fn=processes.make_preexec(deaf=True),
+            preexec_fn=processes.make_preexec(block_signals=True),
         )
 
     def pass_on(self, number: int) -> None:

@@ -4,7 +4,7 @@
     engine.py          the executor (job/executor.py) with a queue: starts what fits; probes runs of unknown length
     queue.py           the runs in order, and which of them to start next (pure)
     allocator.py       which run has which slot, GPU share and CPUs (pure)
-    attempts.py        whether this engine may take a run, whether a run is tried again; a run that has a slot
+    attempts.py        whether this engine may take a run, whether a run is retried; a run that has a slot
     run_status.py      the state of queued runs by their files, runs of other engines, dependencies, the summary
     node.py            what one engine works with on its node; sharing a GPU, with MPS where installed
     warm_starter.py    start runs by forking a process that has imported heavy modules; warm_server.py is that process

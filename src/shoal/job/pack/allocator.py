@@ -63,7 +63,7 @@ class Allocator:
 
     @property
     def held(self) -> List[Assignment]:
-        return [holding for node in self._nodes for holding in node.held.values()]
+        return [assignment for node in self._nodes for assignment in node.held.values()]
 
     @property
     def is_full(self) -> bool:
@@ -82,14 +82,14 @@ class Allocator:
         """Lend what a run needs, or None while it is not free; from the emptiest node that has it, or the fullest."""
         sign = 1 if self.keep_whole else -1
         for node in sorted(self._nodes, key=lambda node: sign * len(node.free_slots)):
-            holding = node.take(need)
-            if holding is not None:
-                return holding
+            assignment = node.take(need)
+            if assignment is not None:
+                return assignment
         return None
 
-    def give(self, holding: Assignment) -> None:
-        """Take back what a run held; a holding that was not lent, or was given back before, is a mistake of ours."""
-        self._nodes[holding.slot // self.per_node].give(holding)
+    def give(self, assignment: Assignment) -> None:
+        """Take back what a run held; an assignment that was not lent, or was given back before, is a bug of ours."""
+        self._nodes[assignment.slot // self.per_node].give(assignment)
 
     def close(self, slot: int) -> None:
         """Nothing can be started in a slot any more; one that is lent still is closed when it comes back."""
@@ -129,14 +129,14 @@ class _NodeAllocator:
         self.held[slots[0]] = Assignment(slots[0], gpus, share, tuple(cpus), tuple(slots[1:]))
         return self.held[slots[0]]
 
-    def give(self, holding: Assignment) -> None:
-        if self.held.pop(holding.slot, None) != holding:
-            raise ValueError("slot %d was not lent like this" % holding.slot)
-        back = [slot for slot in (holding.slot, *holding.empty) if slot in self.slots]
+    def give(self, assignment: Assignment) -> None:
+        if self.held.pop(assignment.slot, None) != assignment:
+            raise ValueError("slot %d was not lent like this" % assignment.slot)
+        back = [slot for slot in (assignment.slot, *assignment.empty) if slot in self.slots]
         self.free_slots = sorted([*self.free_slots, *back])
-        self._free_cpus = sorted([*self._free_cpus, *holding.cpus])
-        for index in holding.gpus:
-            self._free_parts[index] += holding.share
+        self._free_cpus = sorted([*self._free_cpus, *assignment.cpus])
+        for index in assignment.gpus:
+            self._free_parts[index] += assignment.share
 
     def close(self, slot: int) -> None:
         self.slots.discard(slot)

@@ -1,4 +1,4 @@
-"""Whether this engine may take a run's next attempt, whether an ended run is tried again; a run that has a slot.
+"""Whether this engine may take a run's next attempt, whether an ended run is retried; a run that has a slot.
 
 Decided from the records on disk alone, so that several engines of one queue, and one that starts later, decide alike.
 """
@@ -11,6 +11,7 @@ from ...kernel import INTERRUPTING_STOPS, AssignedResources, End, fence, lease
 from .. import attempt
 from ..attempt import Attempt
 from ..recovery import CONTINUING_CAUSES
+from ..sampler import SamplerProcess, with_parameters
 from . import run_status
 from .allocator import Assignment
 from .node import EngineNode
@@ -27,11 +28,11 @@ class PackAttempt(Attempt):
         held: lease.Lease,
         spec: Dict[str, Any],
         item: QueuedRun,
-        holding: Assignment,
+        assignment: Assignment,
         grace_s: float,
     ) -> None:
         super().__init__(claim, held, spec)
-        self.item, self.holding = item, holding
+        self.item, self.assignment = item, assignment
         self.grace_s, self.warn_s, self.limit_s = grace_s, item.warn_s, item.limit_s
 
 
@@ -58,15 +59,17 @@ class AttemptOwnership:
         node: EngineNode,
         slots: int,
         others: OtherEngines,
-        tally: PackSummary,
+        summary: PackSummary,
         say: Callable[[str], None],
+        sampler: SamplerProcess,
     ) -> None:
         self._queue, self._settings, self._node, self._slots = queue, settings, node, slots
-        self._others, self._tally, self._say = others, tally, say
+        self._others, self._summary, self._say = others, summary, say
+        self._sampler = sampler
         #: When the next run in order may have been claimed, while they still are.
         self.claims_at: Optional[float] = None
 
-    def take(self, item: QueuedRun, holding: Assignment, held: AssignedResources) -> Optional[PackAttempt]:
+    def take(self, item: QueuedRun, assignment: Assignment, held: AssignedResources) -> Optional[PackAttempt]:
         """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it now."""
         all_claimed = self._node.all_claimed()
         standing = self._look(item)
@@ -76,15 +79,15 @@ class AttemptOwnership:
         if standing.word == "taken":
             self._others.leave(item)
             return None
-        if standing.word == "done":
-            self._tally.count("done")
+        if standing.word == "completed":
+            self._summary.count("completed")
             self._others.is_done(item.name)
             return None
         if standing.word == "ended":
             more = self._plan_retry(standing)
             if more is None:
-                by_search = standing.end is not None and standing.end.stopped_by == "search"
-                self._tally.count("by_search" if by_search else "failed")
+                stopped_early = standing.end is not None and standing.end.stopped_by == "early_stopping"
+                self._summary.count("stopped_early" if stopped_early else "failed")
                 return None
             if more.slots > item.need.slots:
                 self._put_back(item, more._replace(wait_s=0.0))
@@ -95,27 +98,28 @@ class AttemptOwnership:
             self.claims_at = time.monotonic() + _CLAIM_POLL_S
         if standing.word == "gone":
             return None
-        running = self._begin(standing, item, holding, held)
+        running = self._begin(standing, item, assignment, held)
         if running is None:
             self._others.leave(item)
         return running
 
     def _begin(
-        self, standing: run_status.QueuedRunStatus, item: QueuedRun, holding: Assignment, held: AssignedResources
+        self, standing: run_status.QueuedRunStatus, item: QueuedRun, assignment: Assignment, held: AssignedResources
     ) -> Optional[PackAttempt]:
         claim, node = run_status.required_claim(standing), self._node
         spec = attempt.read_run_spec(node.home, claim, node.code, node.environ)
+        spec = with_parameters(node.home, spec, self._sampler, node.me)
         own = attempt.begin_attempt(
             claim,
             standing.attempt + 1,
             node.me,
             spec,
-            again=bool(standing.tried),
+            has_earlier_attempt=bool(standing.attempts),
             environ=node.environ,
             failed_nodes=self._others.nodes_failed_under(standing),
             held=held,
         )
-        return None if own is None else PackAttempt(claim, own, spec, item, holding, self._settings.grace_s)
+        return None if own is None else PackAttempt(claim, own, spec, item, assignment, self._settings.grace_s)
 
     def after(self, item: QueuedRun, end: End, ours: bool) -> str:
         """An end is on disk: does the run go on? What became of it, in a word, counted and told."""
@@ -129,25 +133,25 @@ class AttemptOwnership:
             standing = self._look(item)
             more = self._plan_retry(standing) if standing.word == "ended" else None
         if end.success:
-            self._tally.count("done")
+            self._summary.count("completed")
             self._queue.learn(item, end.duration_s)
             self._others.is_done(item.name)
-            word = "done"
+            word = "completed"
         elif why == "probe":
             self._queue.put_by_length(item._replace(expect_s=end.expect_s or 0.0))
             word = "waits:"
-        elif why == "search":
-            self._tally.count("by_search")
+        elif why == "early_stopping":
+            self._summary.count("stopped_early")
             word = "stopped"
         elif more is not None:
             stopped = why in INTERRUPTING_STOPS and why != "lost"
             self._put_back(item, more)
-            self._tally.count("stopped" if stopped else "again")
-            word = "stopped" if stopped else "failed, will be tried again:"
+            self._summary.count("stopped" if stopped else "retried")
+            word = "stopped" if stopped else "failed, retrying:"
         else:
             word = "cancelled" if why == "cancelled" else "failed"
-            self._tally.count("stopped" if why == "cancelled" else "failed")
-        self._tally.tell(item.name, word, end)
+            self._summary.count("stopped" if why == "cancelled" else "failed")
+        self._summary.tell(item.name, word, end)
         return word
 
     def _look(self, item: QueuedRun) -> run_status.QueuedRunStatus:
@@ -174,25 +178,25 @@ def plan_retry(
     """
     end = standing.end
     why, cause = (end.stopped_by, str(end.cause)) if end is not None else (None, "None")
-    width = _slots_for_memory(standing.causes.get("oom", 0), float(policy.get("memory") or 1), slots)
+    width = _slots_for_memory(standing.causes.get("oom", 0), float(policy.get("memory_factor") or 1), slots)
     if why == "lost":
         return PackRetry(slots=width) if standing.lost <= settings.losses else None
     if why in INTERRUPTING_STOPS:
         return PackRetry(slots=width)
-    if why in ("cancelled", "superseded", "search"):
+    if why in ("cancelled", "superseded", "early_stopping"):
         return None
     before = standing.causes.get(cause, 1) - 1
     allowed = (
-        int(policy.get("follow_ups") or 0)
+        int(policy.get("max_follow_ups") or 0)
         if cause in CONTINUING_CAUSES
-        else int((policy.get("retry") or {}).get(cause, 0))
+        else int((policy.get("max_retries") or {}).get(cause, 0))
     )
     if before < allowed and not (
-        cause == "oom" and width == _slots_for_memory(before, float(policy.get("memory") or 1), slots)
+        cause == "oom" and width == _slots_for_memory(before, float(policy.get("memory_factor") or 1), slots)
     ):
         wait_s = 0.0 if cause in CONTINUING_CAUSES else float(policy.get("backoff_s") or 0) * 2**before
         return PackRetry(min(wait_s, _MAX_BACKOFF_S), width)
-    return PackRetry(slots=width) if standing.tried <= settings.retries else None
+    return PackRetry(slots=width) if standing.attempts <= settings.retries else None
 
 
 def _slots_for_memory(times: int, factor: float, slots: int) -> int:

@@ -106,7 +106,7 @@ class RungBoard:
     def __init__(self, home: str, engine: str, rule: HalvingRule) -> None:
         kind = "%s|%s|%s" % (rule.metric, rule.mode, rule.resource or "")
         self._home, self._engine = home, engine
-        import hashlib  # here: the first run of a pack without a search should not wait for it
+        import hashlib  # here: the first run of a pack without early stopping should not wait for it
 
         self._prefix = hashlib.sha256(kind.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         self._read_to: Dict[str, int] = {}
@@ -115,7 +115,7 @@ class RungBoard:
 
     def note(self, name: str, revision: int, report: RungResult) -> None:
         """Not synced: after a power cut the run's own metrics.jsonl still tells."""
-        folder = layout.search_dir(self._home, name)
+        folder = layout.early_stopping_dir(self._home, name)
         files.make_dir(folder)
         line = {"run": name, "revision": revision, "rung": report.rung, "value": report.value}
         with open(os.path.join(folder, "%s.%s.jsonl" % (self._prefix, self._engine)), "ab") as file:
@@ -123,7 +123,7 @@ class RungBoard:
 
     def values(self, name: str, rung: float) -> Dict[str, float]:
         """Run -> what it had at this rung, over the experiment of the named run; older settings do not count."""
-        self._read(layout.search_dir(self._home, name))
+        self._read(layout.early_stopping_dir(self._home, name))
         found = self._known.get((name.split("/")[0], rung), {})
         return {run: value for run, (revision, value) in found.items() if revision == self._revision(run, revision)}
 
@@ -172,7 +172,7 @@ class EarlyStopping:
         for one in running:
             words = self.look(one.item.name, one.number, one.claim.revision, one.claim.output_dir)
             if words is not None:
-                one.ask_to_stop("search", words)
+                one.ask_to_stop("early_stopping", words)
 
     def look(self, name: str, attempt: int, revision: int, output_dir: str) -> Optional[str]:
         """Why this attempt should stop, in words, or None. A disk that does not answer stops nothing."""
@@ -192,7 +192,7 @@ class EarlyStopping:
         return None
 
     def _words(self, report: RungResult, place: int, of: int) -> str:
-        return "stopped by search at %s %g: %s %.4g, rank %d of %d" % (
+        return "stopped early at %s %g: %s %.4g, rank %d of %d" % (
             report.counter,
             report.amount,
             self.rule.metric,

@@ -18,7 +18,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from ...kernel import End, fence, files, guard, progress
 from .. import child_processes, notifications
 from ..environment import fill_all, format_value, read_secrets
-from ..executor import Executor
+from ..executor import AttemptExecutor
+from ..sampler import SamplerProcess
 from .allocator import Allocator, Assignment
 from .attempts import AttemptOwnership, PackAttempt
 from .early_stopping import EarlyStopping, read_rule
@@ -99,31 +100,36 @@ def estimate_duration_s(first: Optional[ProgressSample], last: Optional[Progress
 _CHECK_EVERY_S = 2.0
 
 
-class Engine(Executor[PackAttempt]):
-    """Works through a queue and returns the exit code of the whole: 0 all done, 4 some failed, 124 time ran out,
+class Engine(AttemptExecutor[PackAttempt]):
+    """Works through a queue and returns the exit code of the whole: 0 all completed, 4 some failed, 124 time ran out,
     128 + n ended by signal n, 74 the disk is full, 75 another life of this job goes on with the queue."""
 
     def __init__(
         self,
         queue: RunQueue,
-        books: Allocator,
+        allocator: Allocator,
         settings: PackSettings,
         node: EngineNode,
         starter: child_processes.Starter,
         say: Callable[[str], None],
         link: guard.GuardLink,
     ) -> None:
-        several = books.slots > books.per_node
+        several = allocator.slots > allocator.per_node
         folder = os.path.join(node.folder, node.me.engine) if several else None
         super().__init__(node.home, node.me, node.environ, starter, link, say, alone=False, data_folder=folder)
-        self.queue, self.books, self.settings, self.node = queue, books, settings, node
-        self.tally = PackSummary(len(queue), say)
+        self.queue, self.allocator, self.settings, self.node = queue, allocator, settings, node
+        self.summary = PackSummary(len(queue), say)
         self.draining = False
         self.problems: Dict[int, str] = {}
-        self.others = OtherEngines(node, queue, self.tally, self.times)
-        self.turns = AttemptOwnership(queue, settings, node, books.per_node, self.others, self.tally, say)
+        self.others = OtherEngines(node, queue, self.summary, self.times)
+        self.sampler = SamplerProcess(node.environ)
+        if settings.sampler_command:
+            self.sampler.start(settings.sampler_command)
+        self.ownership = AttemptOwnership(
+            queue, settings, node, allocator.per_node, self.others, self.summary, say, self.sampler
+        )
         self.probes = DurationProbes(settings.probe_s)
-        self.search = EarlyStopping(read_rule(settings.search), node.home, node.me.engine)
+        self.early_stopping = EarlyStopping(read_rule(settings.early_stopping), node.home, node.me.engine)
         self.telling = NotificationThreads(node)
         self._others_at = time.monotonic() + self.times.beat_s
         self._look_at = time.monotonic() + _CHECK_EVERY_S
@@ -136,6 +142,7 @@ class Engine(Executor[PackAttempt]):
         return self._exit_code()
 
     def end_services(self) -> None:
+        self.sampler.close()
         self.node.sharing.close()
 
     def close(self) -> None:
@@ -143,23 +150,23 @@ class Engine(Executor[PackAttempt]):
         self.telling.close()
 
     def is_over(self) -> bool:
-        if self.stopping or self.draining or self.starter.broken or self.books.is_closed:
+        if self.stopping or self.draining or self.starter.broken or self.allocator.is_closed:
             return True
         if not len(self.queue):
             return not self.others.look()
         if self.starter.waiting:
             return False
-        if self.ledger.is_full:
-            return self.ledger.has_waited_too_long
-        if self.queue.later or not self.queue.is_stuck(self.books, self.left_s()):
+        if self.record_writer.is_full:
+            return self.record_writer.has_waited_too_long
+        if self.queue.later or not self.queue.is_stuck(self.allocator, self.left_s()):
             return False
         return bool(self.queue.waiting) or not self.others.look()
 
     def _exit_code(self) -> int:
-        failed = self.tally.counts["failed"]
+        failed = self.summary.counts["failed"]
         if self.stopping and self.stopping.startswith("SIG"):
             return 128 + int(signal.Signals[self.stopping])
-        if self.ledger.is_full:
+        if self.record_writer.is_full:
             return 74
         if self.stopping == "handover":
             return 75
@@ -177,60 +184,62 @@ class Engine(Executor[PackAttempt]):
         left_s = self.left_s()
         due = [self._others_at, *(until for until, _ in self.queue.later)]
         if self.running or self.queue.blocked:
-            due += [self._look_at, self.search.due_at, *self.probes.due_at(list(self.running.values()))]
+            due += [self._look_at, self.early_stopping.due_at, *self.probes.due_at(list(self.running.values()))]
         if left_s is not None:
             due.append(now + max(left_s, 1.0))
-        if self.turns.claims_at is not None:
-            due.append(self.turns.claims_at)
+        if self.ownership.claims_at is not None:
+            due.append(self.ownership.claims_at)
         return due
 
     def fill(self) -> None:
         if self.draining or self.stopping or self.starter.waiting or self.starter.broken:
             return
+        if self.settings.waits_for_ends and not self.record_writer.is_idle:
+            return  # the next trial is to know the result of the one that has just ended
         for slot in self.starter.dead:
-            self.books.close(slot)
+            self.allocator.close(slot)
         self.queue.wake(time.monotonic())
-        self.turns.claims_at = None
-        while self.ledger.accepts_more and self.turns.claims_at is None:
-            choice = self.queue.next(self.books, self.left_s())
+        self.ownership.claims_at = None
+        while self.record_writer.accepts_more and self.ownership.claims_at is None:
+            choice = self.queue.next(self.allocator, self.left_s())
             if choice is None:
                 return
-            item, holding = choice.item, choice.holding
+            item, assignment = choice.item, choice.assignment
             try:
-                running = self.turns.take(item, holding, self._node(holding).held(holding))
-                self.ledger.clear_disk_full()
+                running = self.ownership.take(item, assignment, self._node(assignment).held(assignment))
+                self.record_writer.clear_disk_full()
             except OSError as error:
                 if error.errno not in files.DISK_ERRNOS:
                     raise
-                self.ledger.wait_for_disk(error)
+                self.record_writer.wait_for_disk(error)
                 self.queue.put_back(item)
                 running = None
             if running is None:
-                self.books.give(holding)
+                self.allocator.give(assignment)
             else:
-                running.cpus = holding.cpus if self.settings.bind else ()
-                environ = self._node(holding).environment(holding, self.books.per_node)
+                running.cpus = assignment.cpus if self.settings.bind else ()
+                environ = self._node(assignment).environment(assignment, self.allocator.per_node)
                 self.launch(running, environ, here_only=True, problem=self.problems.get(item.place))
 
-    def _node(self, holding: Assignment) -> EngineNode:
+    def _node(self, assignment: Assignment) -> EngineNode:
         """The node whose slot this is."""
-        place = self.starter.place(holding.slot)
+        place = self.starter.place(assignment.slot)
         return self.node if place is None else self.node.at(place)
 
     def complete(self, running: PackAttempt, end: End) -> End:
         if running.child.slot_lost:
-            self.books.close(running.holding.slot)
-        self.books.give(running.holding)
+            self.allocator.close(running.assignment.slot)
+        self.allocator.give(running.assignment)
         if running.stopped_by == "probe":
             end = end._replace(expect_s=self.probes.expected_s(running.item))
         return end
 
     def after(self, running: PackAttempt, end: End, ours: bool) -> None:
-        if self.turns.after(running.item, end, ours) == "failed":
+        if self.ownership.after(running.item, end, ours) == "failed":
             self.telling.failed(running.item.name)
 
     def look(self, now: float) -> None:
-        """Everything that depends on the clock: the allocation's end, wishes on disk, other engines."""
+        """Everything that depends on the clock: the allocation's end, requests on disk, other engines."""
         left_s = self.left_s()
         if left_s is not None and left_s <= 0 and not self.stopping and self.running:
             self.say("the allocation ends in %.0f s: running runs are asked to stop" % self.settings.warn_s)
@@ -243,7 +252,7 @@ class Engine(Executor[PackAttempt]):
                     self.leave(running, why)
             self.others.look_for_parents()
         everybody = list(self.running.values())
-        self.search.stop_losers(now, everybody)
+        self.early_stopping.stop_losers(now, everybody)
         self.probes.tend(now, everybody)
         if now >= self._others_at:
             self._others_at = now + self.times.beat_s

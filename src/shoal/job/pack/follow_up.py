@@ -35,8 +35,8 @@ def pending_follow_ups(folder: str) -> List[Dict[str, Any]]:
     if not wanted:
         return []
     sent = submission.read_sends(folder)[1:]
-    good = [order.follows for _, order, outcome in sent if outcome is None or outcome.kind != "void"]
-    refused = [order.follows for _, order, outcome in sent if outcome is not None and outcome.refused]
+    good = [record.follows for _, record, outcome in sent if outcome is None or outcome.kind != "void"]
+    refused = [record.follows for _, record, outcome in sent if outcome is not None and outcome.refused]
     return [one for one in wanted if one["follows"] not in good + refused and len(good) < int(one["limit"])]
 
 
@@ -48,7 +48,7 @@ def submit_queue_follow_up(folder: str, following: Mapping[str, Any], environ: M
     intent, first = submission.read_submission_record(home, token), submission.last_send(home, token)
     if intent is None or first is None:
         return "nothing says how the pack was submitted"
-    good = [order.follows for _, order, outcome in sent[1:] if outcome is None or outcome.kind != "void"]
+    good = [record.follows for _, record, outcome in sent[1:] if outcome is None or outcome.kind != "void"]
     if following["follows"] in good:
         return "a follow-up job was submitted already"
     if len(good) >= int(following["limit"]):
@@ -58,8 +58,8 @@ def submit_queue_follow_up(folder: str, following: Mapping[str, Any], environ: M
     if following.get("task") is not None:
         argv.append("--array=%s" % following["task"])
     elsewhere, avoided = _exclude_failed_nodes(folder, list(first.argv), job_constraints.ask_slurm(environ))
-    order = records.new_send([*argv, *elsewhere], first.environment, time.time(), str(following["follows"]))
-    answer = submission.send(home, token, order, index)
+    record = records.new_send([*argv, *elsewhere], first.environment, time.time(), str(following["follows"]))
+    answer = submission.send(home, token, record, index)
     if answer.kind == "taken":
         return "another job or command sends the follow-up job"
     if answer.kind != "accepted":

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ...kernel import Allocation, agent_path, fence, files, guard, processes, records, slurm
+from ...kernel import Allocation, AllocationLog, Grant, agent_path, fence, files, guard, processes, records, slurm
 from .. import allocation, attempt, recovery
 from ..child_processes import ColdStarter, StarterFailed
 from ..launch import container, srun_steps
@@ -26,12 +26,17 @@ from .node import EngineNode, GpuSharing, set_up_gpu_sharing
 from .queue import PackSettings, QueuedRun, RunQueue, read_queue
 
 _RELEASE_TRIES, _RELEASE_RETRY_S, _RELEASE_TIMEOUT_S = 3, 2.0, 60.0
-#: Exit codes of an engine that has worked through the queue: all done, or some failed.
+#: Exit codes of an engine that has worked through the queue: all completed, or some failed.
 _FINISHED_CODES = (0, 4)
 
 
 def run_on_all_nodes(
-    folder: str, me: Allocation, environ: Mapping[str, str], shrink: bool, say: Callable[[str], None]
+    folder: str,
+    me: Allocation,
+    environ: Mapping[str, str],
+    shrink: bool,
+    log: AllocationLog,
+    say: Callable[[str], None],
 ) -> int:
     """Start an engine on every node and wait for all of them; the exit code of the worst.
 
@@ -56,6 +61,8 @@ def run_on_all_nodes(
             say("node %s has nothing left to do and %s" % (node, problem or "is given back"))
             if problem:
                 kept.append(node)
+            else:
+                log.resize(len(nodes), len(kept))
     if max(codes) not in _FINISHED_CODES:
         srun_steps.wait_for_preemption(environ)
     return max(codes)
@@ -75,16 +82,16 @@ def release_nodes(job_id: str, kept: Sequence[str]) -> str:
     In a job's environment scontrol would leave scripts behind that tell a shell of the job's new size; ours is clean
     and needs none, and none of the variables that are out of date from now on is read again.
     """
-    said = ""
+    problem = ""
     for tries in range(_RELEASE_TRIES):
         time.sleep(_RELEASE_RETRY_S if tries else 0)
         done = slurm.update_job(job_id, {"NodeList": ",".join(kept)}, os.environ, _RELEASE_TIMEOUT_S)
         if done.ok:
             return ""
-        said = done.problem
+        problem = done.problem
         if done.failure:
             break
-    return "cannot be given back: %s" % said
+    return "cannot be given back: %s" % problem
 
 
 def _pass_signals_on(job_id: str) -> None:
@@ -104,12 +111,21 @@ def main(argv: List[str]) -> int:
     options = dict(zip(argv[1::2], argv[2::2]))
     files.open_umask(folder)
     environ = dict(os.environ)
+    in_step = "--node" in options
+    log = AllocationLog(os.path.dirname(os.path.dirname(folder)), {} if in_step else environ)
+    try:
+        return _enter(folder, int(options.get("--set-up-exit") or 0), environ, in_step, log)
+    finally:  # not after run_guarded, which does this itself and does not return
+        log.end()
+
+
+def _enter(folder: str, set_up_exit: int, environ: Dict[str, str], in_step: bool, log: AllocationLog) -> int:
     try:
         submission = files.read_json(os.path.join(folder, "submission.json"))
         record = files.read_json(os.path.join(folder, "pack.json"))
         if submission is None or record is None:
             raise fence.FencedError("there is no record of this pack in %s" % folder)
-        me = _identify(submission, environ, in_step="--node" in options)
+        me = _identify(submission, environ, in_step)
         fence.settle_outcome(os.path.dirname(os.path.dirname(folder)), submission["token"], me)
         outcome = follow_up.settle_send(folder, me, environ.get("SLURM_JOB_NAME", ""))
         if outcome is not None and outcome.kind == "void":
@@ -121,14 +137,23 @@ def main(argv: List[str]) -> int:
     except (OSError, ValueError, KeyError) as error:
         log_message("the pack cannot be read: %s" % error)
         return 74 if getattr(error, "errno", None) in files.DISK_ERRNOS else 1
-    set_up = int(options.get("--set-up-exit") or 0)
-    if set_up:
-        log_message("the cluster's set-up lines ended with exit code %d; no run was started" % set_up)
-        return set_up
+    gpus = len(allocation.visible_gpus_of_node(environ).ids) if settings.gpus is None else settings.gpus
+    log.begin(me.job_id is not None, Grant(nodes=1, gpus=gpus, cpus=settings.cpus))
+    if set_up_exit:
+        log_message("the cluster's set-up lines ended with exit code %d; no run was started" % set_up_exit)
+        return set_up_exit
     nodes = int(environ.get("SLURM_JOB_NUM_NODES") or 1) if me.job_id else 1
-    if nodes > 1 and "--node" not in options and settings.engine != "ray":
-        return run_on_all_nodes(folder, me, environ, settings.shrink, log_message)
-    return guard.run_guarded(lambda link: _work(folder, submission, settings, items, me, environ, nodes, link))
+    if nodes > 1 and not in_step and settings.engine != "ray":
+        code = run_on_all_nodes(folder, me, environ, settings.shrink, log, log_message)
+        log.ask_slurm()
+        return code
+
+    def work(link: guard.GuardLink) -> int:
+        code = _work(folder, submission, settings, items, me, environ, nodes, link)
+        log.ask_slurm()
+        return code
+
+    return guard.run_guarded(work, log.end)
 
 
 def _identify(submission: Mapping[str, Any], environ: Dict[str, str], in_step: bool) -> Allocation:
@@ -162,6 +187,8 @@ def _work(
         gpus = gpus._replace(ids=gpus.ids[: settings.gpus])
     if settings.cpus is not None:
         cpus = cpus[: settings.cpus]
+    if settings.takes_fewer_gpus:
+        items = [item._replace(need=_at_most(item.need, len(gpus.ids))) for item in items]
     slots, items = resolve_slots(settings, items, len(gpus.ids), len(cpus))
     ends_at = allocation.end_of_allocation(environ, bool(me.job_id))
     if settings.time_limit_s is not None:
@@ -172,15 +199,15 @@ def _work(
     )
     by_ray = settings.engine == "ray"
     whole = {item.need.gpus >= GPU_PARTS for item in items if item.need.gpus}
-    books = Allocator(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1, nodes=nodes if by_ray else 1)
-    queue, problems = _split_possible(items, books, gpus)
+    allocator = Allocator(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1, nodes=nodes if by_ray else 1)
+    queue, problems = _split_possible(items, allocator, gpus)
     try:
         if by_ray:
             starter = _ray_starter(settings, items, node, slots, nodes)
         else:
             starter = _starter(settings, items, node, slots)
             node = node._replace(sharing=_set_up_sharing(settings, items, node))
-        engine = Engine(queue, books, settings, node, starter, _logger(environ), link)
+        engine = Engine(queue, allocator, settings, node, starter, _logger(environ), link)
         return _finish(folder, submission, engine, problems)
     except StarterFailed as why:
         log_message(str(why))
@@ -194,7 +221,7 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
     note = dict(
         records.non_default_fields(me),
         t=time.time(),
-        slots=engine.books.slots,
+        slots=engine.allocator.slots,
         gpus=gpus,
         cpus=len(node.cpus),
         ends_at=node.ends_at,
@@ -203,7 +230,7 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
     engine.problems = problems
     code = engine.run()
     left_over = code == 124 or engine.stopping == "walltime"
-    following = follow_up.pending_after(me, settings.follow, os.environ) if left_over else None
+    following = follow_up.pending_after(me, settings.max_follow_ups, os.environ) if left_over else None
     _write_record(
         folder,
         "engine.%s.end" % me.engine,
@@ -211,19 +238,19 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
             records.non_default_fields(me),
             t=time.time(),
             exit_code=code,
-            counts=engine.tally.counts,
+            counts=engine.summary.counts,
             failed_nodes=engine.others.failed_nodes,
             max_rss_mb=_max_rss_mb(),
             next=following,
         ),
     )
     if left_over:
-        told = "no follow-up job was asked for"
+        outcome = "no follow-up job was asked for"
         if following is not None and not recovery.slurm_answers_in_time():
-            told = "Slurm does not answer; the next command that looks at them continues"
+            outcome = "Slurm does not answer; the next command that looks at them continues"
         elif following is not None:
-            told = follow_up.submit_queue_follow_up(folder, following, dict(os.environ))
-        log_message("%d runs are left over: %s" % (len(engine.queue), told))
+            outcome = follow_up.submit_queue_follow_up(folder, following, dict(os.environ))
+        log_message("%d runs are left over: %s" % (len(engine.queue), outcome))
     elif code in (0, 4) and not len(engine.queue):
         follow_up.cancel_pending_tasks(me, os.environ)
         for name in {name.split("/")[0]: name for name in submission["runs"]}.values():
@@ -248,14 +275,18 @@ def resolve_slots(settings: PackSettings, items: List[QueuedRun], gpus: int, cpu
     return slots, even
 
 
+def _at_most(need: Demand, gpus: int) -> Demand:
+    return need._replace(gpus=min(need.gpus, gpus * GPU_PARTS))
+
+
 def _split_possible(
-    items: List[QueuedRun], books: Allocator, gpus: allocation.VisibleGpus
+    items: List[QueuedRun], allocator: Allocator, gpus: allocation.VisibleGpus
 ) -> Tuple[RunQueue, Dict[int, str]]:
     """The queue, with runs that this node can never hold turned into ones that fail at once, with a reason."""
     problems: Dict[int, str] = {}
     kept = []
     for item in items:
-        why = books.never(item.need)
+        why = allocator.never(item.need)
         if why is None and gpus.mig and item.need.gpus > GPU_PARTS:
             why = "a process can use one MIG instance only, and it needs %d" % (item.need.gpus // GPU_PARTS)
         if why is not None:

@@ -106,20 +106,22 @@ class GpuSharing(NamedTuple):
     mps: Optional[Mapping[str, str]] = None
     daemon: Optional[MpsDaemon] = None
 
-    def environment(self, holding: Assignment, base: Mapping[str, str]) -> Dict[str, str]:
+    def environment(self, assignment: Assignment, base: Mapping[str, str]) -> Dict[str, str]:
         """What a run that holds a share of one GPU finds; nothing for runs that have GPUs for themselves."""
-        if not holding.gpus or not 0 < holding.share < GPU_PARTS:
+        if not assignment.gpus or not 0 < assignment.share < GPU_PARTS:
             return {}
-        gpu = holding.gpus[0]
+        gpu = assignment.gpus[0]
         memory = self.memory[gpu] if gpu < len(self.memory) else None
-        env = memory_environment(holding.share, memory, base)
+        env = memory_environment(assignment.share, memory, base)
         if self.mps is not None:
             # Twice its share of the processors: runs rarely need them at the same moment, and the last ones run faster.
             env.update(self.mps)
             env["CUDA_VISIBLE_DEVICES"] = str(self.uuids[gpu])
-            env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "%d" % min(100, max(1, round(200 * holding.share / GPU_PARTS)))
+            env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "%d" % min(
+                100, max(1, round(200 * assignment.share / GPU_PARTS))
+            )
             if memory is not None:
-                env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=%dM" % (holding.share * memory // GPU_PARTS // _MIB)
+                env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=%dM" % (assignment.share * memory // GPU_PARTS // _MIB)
         return env
 
     def close(self) -> None:
@@ -202,25 +204,25 @@ class EngineNode(NamedTuple):
             return True
         return os.path.exists(os.path.join(self.folder, CLAIMED_FILE))
 
-    def environment(self, holding: Assignment, slots: int) -> Dict[str, str]:
+    def environment(self, assignment: Assignment, slots: int) -> Dict[str, str]:
         """What a run finds around it: its GPUs and no others, as many threads as CPUs, its place."""
         env = dict(self.environ)
         if self.gpus.ids:
-            env.update(allocation.gpu_environment(self.gpus, holding.gpus))
-        threads = len(holding.cpus) or max(1, len(self.cpus) // slots)
+            env.update(allocation.gpu_environment(self.gpus, assignment.gpus))
+        threads = len(assignment.cpus) or max(1, len(self.cpus) // slots)
         env.update(allocation.thread_environment(threads, env))
         env.update(
-            SHOAL_SLOT=str(holding.slot),
+            SHOAL_SLOT=str(assignment.slot),
             SHOAL_NODES="1",
-            SHOAL_GPUS_PER_NODE=str(len(holding.gpus)),
+            SHOAL_GPUS_PER_NODE=str(len(assignment.gpus)),
             SHOAL_CPUS_PER_NODE=str(threads),
         )
-        env.update(self.sharing.environment(holding, env))
+        env.update(self.sharing.environment(assignment, env))
         return env
 
-    def held(self, holding: Assignment) -> AssignedResources:
+    def held(self, assignment: Assignment) -> AssignedResources:
         """What the timeline is drawn from."""
-        gpus = [self.gpus.ids[index] for index in holding.gpus]
+        gpus = [self.gpus.ids[index] for index in assignment.gpus]
         return AssignedResources(
-            holding.slot, gpus, holding.share / GPU_PARTS, len(holding.cpus), self.me.engine, self.host
+            assignment.slot, gpus, assignment.share / GPU_PARTS, len(assignment.cpus), self.me.engine, self.host
         )

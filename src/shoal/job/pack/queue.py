@@ -11,7 +11,7 @@ DURATION_MARGIN = 1.1
 class QueuedRun(NamedTuple):
     """One run of the queue. `expect_s` is its expected duration; `cost` only compares it with the others.
 
-    `needs` are runs that must be done first; `warn_s` is the time before its end at which it wants to be warned.
+    `needs` are runs that must complete first; `warn_s` is the time before its end at which it wants to be warned.
     """
 
     name: str
@@ -36,20 +36,24 @@ class PackSettings(NamedTuple):
     warn_s: float = 60.0
     bind: bool = False
     time_limit_s: Optional[float] = None
-    follow: int = 0
+    max_follow_ups: int = 0
     preload: Sequence[str] = ()
     engine: str = "auto"
     probe_s: Optional[float] = None
     shrink: bool = False
     mps: bool = True
     dashboard: bool = False
-    search: Optional[Dict[str, Any]] = None
+    early_stopping: Optional[Dict[str, Any]] = None
+    sampler_command: Sequence[str] = ()
+    waits_for_ends: bool = False
+    #: A run that asks for more GPUs than there are gets all of them, instead of an error.
+    takes_fewer_gpus: bool = False
 
 
 class RunQueue:
     """Items that wait, in order. A run that other ones overtook too often is waited for, so that none starves.
 
-    `later` may start from a moment on; `blocked` when the runs that they build on are done.
+    `later` may start from a moment on; `blocked` when the runs that they depend on completed.
     """
 
     def __init__(self, items: List[QueuedRun]) -> None:
@@ -85,20 +89,20 @@ class RunQueue:
         expected = self.expected_s(item)
         return left_s > item.warn_s and (expected is None or expected * DURATION_MARGIN <= left_s)
 
-    def next(self, books: Allocator, left_s: Optional[float]) -> "Optional[NextRun]":
+    def next(self, allocator: Allocator, left_s: Optional[float]) -> "Optional[NextRun]":
         """The first run in order that fits into what is free and into the time left, with what it now holds."""
         for position, item in enumerate(self.waiting):
             if not self.fits(item, left_s):
                 continue
-            holding = books.take(item.need)
-            if holding is not None:
+            assignment = allocator.take(item.need)
+            if assignment is not None:
                 for passed in self.waiting[:position]:
                     self._overtaken[passed.place] = self._overtaken.get(passed.place, 0) + 1
                 del self.waiting[position]
-                return NextRun(item, holding)
-            if books.is_full:
+                return NextRun(item, assignment)
+            if allocator.is_full:
                 return None
-            if self._overtaken.get(item.place, 0) >= 2 * books.slots and books.never(item.need) is None:
+            if self._overtaken.get(item.place, 0) >= 2 * allocator.slots and allocator.never(item.need) is None:
                 return None
         return None
 
@@ -120,22 +124,22 @@ class RunQueue:
             self.later.remove((until, item))
             self.put_back(item, last=True)
 
-    def unblock(self, done: Container[str]) -> None:
-        """Runs that waited for others may start when all of those are done, at their place in the order."""
-        for item in [item for item in self.blocked if all(name in done for name in item.needs)]:
+    def unblock(self, completed: Container[str]) -> None:
+        """Runs that waited for others may start when all of those completed, at their place in the order."""
+        for item in [item for item in self.blocked if all(name in completed for name in item.needs)]:
             self.blocked.remove(item)
             rank = self._rank[item.place]
             later = (at for at, other in enumerate(self.waiting) if self._rank[other.place] > rank)
             self.waiting.insert(next(later, len(self.waiting)), item)
 
-    def is_stuck(self, books: Allocator, left_s: Optional[float]) -> bool:
+    def is_stuck(self, allocator: Allocator, left_s: Optional[float]) -> bool:
         """Whether nothing that waits can ever start here: too long for the time left, too much for the slots."""
-        return all(not self.fits(item, left_s) or books.never(item.need) is not None for item in self.waiting)
+        return all(not self.fits(item, left_s) or allocator.never(item.need) is not None for item in self.waiting)
 
 
 class NextRun(NamedTuple):
     item: QueuedRun
-    holding: Assignment
+    assignment: Assignment
 
 
 def read_queue(record: Mapping[str, Any], names: Sequence[str]) -> "tuple[PackSettings, List[QueuedRun]]":

@@ -123,9 +123,9 @@ class RayCluster:
             # Ray looks at this port also when it starts no dashboard, and its own choice may be somebody else's.
             argv += ["--include-dashboard=%s" % str(self.dashboard).lower(), "--dashboard-port=%d" % page]
             argv += ["--node-ip-address=%s" % _own_address(), "--temp-dir=%s" % _session_dir(self.temp), *own]
-            said = files.size_of(self.log)
+            log_size = files.size_of(self.log)
             head = self._start(argv)
-            if self._is_up(head, said):
+            if self._is_up(head, log_size):
                 self.head = head
                 self.page = "http://127.0.0.1:%d" % page
                 return address
@@ -159,17 +159,17 @@ class RayCluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=processes.make_preexec(deaf=True),
+                preexec_fn=processes.make_preexec(block_signals=True),
             )
         self.processes.append(process)
         return process
 
-    def _is_up(self, head: Any, said: int) -> bool:
+    def _is_up(self, head: Any, log_size: int) -> bool:
         """Whether this head says so itself; that somebody answers at the port may be somebody else's doing."""
         deadline = time.monotonic() + _MAX_START_S
         while time.monotonic() < deadline and head.poll() is None:
             with open(self.log, "rb") as log:
-                log.seek(said)
+                log.seek(log_size)
                 if b"Ray runtime started" in log.read():
                     return True
             time.sleep(0.05)
@@ -301,8 +301,8 @@ def _token_file(folder: str, name: str) -> str:
 
 def _ray_program() -> str:
     """Where `ray` is. This Python has to have it too."""
-    beside = os.path.join(os.path.dirname(sys.executable), "ray")
-    found = beside if os.path.exists(beside) else shutil.which("ray")
+    own = os.path.join(os.path.dirname(sys.executable), "ray")
+    found = own if os.path.exists(own) else shutil.which("ray")
     if found is None or importlib.util.find_spec("ray") is None:
         raise StarterFailed("Ray is not installed beside shoal: pip install 'shoal[ray]', or leave --engine ray out")
     return found

@@ -47,16 +47,16 @@ class SlotWorker:
         _unblock_signals()
         found, host = allocation.visible_gpus_of_node(os.environ), processes.node_name()
         gpus = found._replace(ids=found.ids[:most_gpus])
-        said: List[str] = []
+        messages: List[str] = []
         self.sharing = set_up_gpu_sharing(
             gpus,
             os.environ,
             mps=mps_logs is not None and bool(gpus.ids),
             prefix=self.starter.prefix,
             logs="%s.%s" % (mps_logs, host),
-            say=said.append,
+            say=messages.append,
         )
-        return RemoteNode(host, gpus, allocation.usable_cpus(os.environ), self.sharing._replace(daemon=None)), said
+        return RemoteNode(host, gpus, allocation.usable_cpus(os.environ), self.sharing._replace(daemon=None)), messages
 
     def answers(self) -> bool:
         return True
@@ -80,7 +80,7 @@ class SlotWorker:
 
 
 def _unblock_signals() -> None:
-    """In the thread that starts something: a run, or MPS, would be as deaf as Ray."""
+    """In the thread that starts something: a run, or MPS, would block signals as Ray does."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.FORWARDED_SIGNALS)
 
 
@@ -173,7 +173,7 @@ class RayStarter(Starter):
         # Ray has put a handler before ours, which prints the report of a crash.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         self._places = dict(enumerate(place for place, _ in places))
-        for text in dict.fromkeys(text for _, said in places for text in said):
+        for text in dict.fromkeys(text for _, messages in places for text in messages):
             self.say(text)
         fit = [number for number, place in self._places.items() if len(place.gpus.ids) >= gpus]
         if len(fit) < len(places):
@@ -253,10 +253,10 @@ class RayStarter(Starter):
     def _check_other_workers(self, slot: int) -> None:
         """A worker is gone: are the others on its node, too? Nothing should be started in their slots then."""
         first = slot - slot % self.per_node
-        beside = range(first, first + self.per_node)
+        slots_of_node = range(first, first + self.per_node)
         if slot == first and self._places[slot // self.per_node].sharing.mps:
-            self.dead.update(beside)  # MPS went with its keeper.
-        for other in beside:
+            self.dead.update(slots_of_node)  # MPS went with its keeper.
+        for other in slots_of_node:
             if other not in self.dead:
                 asked = self._workers[other].answers.remote().future()
                 asked.add_done_callback(

@@ -13,9 +13,9 @@ from .queue import QueuedRun, RunQueue
 
 
 class QueuedRunStatus(NamedTuple):
-    """What the files say about a run: `word` is free, done, ended, taken or gone; `attempt` is its last one.
+    """What the files say about a run: `word` is free, completed, ended, taken or gone; `attempt` is its last one.
 
-    ended: tried in this generation and not done. taken: somebody works on it, `start` says who, and its lease was
+    ended: tried in this generation and not completed. taken: an engine works on it, `start` says who, and its lease was
     renewed `renewals` times; `names` shows the leases of its further nodes. gone: cancelled, or somebody else's by now.
     `causes` counts why earlier attempts of this revision ended; `stopping` is set if the last one was told to stop.
     """
@@ -25,7 +25,7 @@ class QueuedRunStatus(NamedTuple):
     attempt: int = 0
     start: Optional[Start] = None
     end: Optional[End] = None
-    tried: int = 0
+    attempts: int = 0
     lost: int = 0
     causes: Mapping[str, int] = {}
     renewals: int = 0
@@ -40,7 +40,7 @@ def read_status(home: str, name: str, token: str) -> QueuedRunStatus:
     claim = fence.read_claim(run_dir, names.generation)
     if claim is None or claim.token != token or names.has_submit(claim.generation, "cancel"):
         return QueuedRunStatus("gone")
-    tried = lost = 0
+    attempts = lost = 0
     causes: Dict[str, int] = {}
     last: Optional[lease.AttemptRecord] = None
     for number in names.attempts.get("start", []):
@@ -49,28 +49,30 @@ def read_status(home: str, name: str, token: str) -> QueuedRunStatus:
             continue
         end = last.end
         if end is not None and end.success and end.revision == claim.revision:
-            return QueuedRunStatus("done", claim, number, last.start, last.end)
+            return QueuedRunStatus("completed", claim, number, last.start, last.end)
         if end is not None and end.cause and end.revision == claim.revision:
             causes[end.cause] = causes.get(end.cause, 0) + 1
         if last.start.generation == claim.generation:
-            tried += 1
+            attempts += 1
             lost += end is not None and end.stopped_by == "lost"
     if names.may_run(names.attempt):
         # Of an attempt that is just being created the record may not be there yet.
         start = last.start if last is not None and last.number == names.attempt else None
         renewals = names.renewals.get((names.attempt, "live"), 0)
-        return QueuedRunStatus("taken", claim, names.attempt, start, None, tried, lost, causes, renewals, names=names)
+        return QueuedRunStatus(
+            "taken", claim, names.attempt, start, None, attempts, lost, causes, renewals, names=names
+        )
     if last is None or last.start.generation != claim.generation:
         return QueuedRunStatus("free", claim, names.attempt)
     stopping = last.state == "lost" and bool(last.last_words)
-    return QueuedRunStatus("ended", claim, last.number, last.start, last.end, tried, lost, causes, 0, stopping)
+    return QueuedRunStatus("ended", claim, last.number, last.start, last.end, attempts, lost, causes, 0, stopping)
 
 
 def recovery_policy(standing: QueuedRunStatus) -> Mapping[str, Any]:
     """What the run's step says about going on after an end."""
     claim = required_claim(standing)
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision))) or {}
-    return dict(spec.get("survive") or {})
+    return dict(spec.get("recovery") or {})
 
 
 def close_lost_attempt(standing: QueuedRunStatus) -> bool:
@@ -97,24 +99,24 @@ class PackSummary:
 
     def __init__(self, total: int, say: Callable[[str], None]) -> None:
         self.total, self._say = total, say
-        self.counts = {"done": 0, "failed": 0, "stopped": 0, "by_search": 0, "again": 0, "elsewhere": 0}
+        self.counts = {"completed": 0, "failed": 0, "stopped": 0, "stopped_early": 0, "retried": 0, "elsewhere": 0}
 
     def count(self, kind: str, by: int = 1) -> None:
         self.counts[kind] += by
 
     def tell(self, name: str, word: str, end: End) -> None:
-        finished = sum(self.counts[kind] for kind in ("done", "failed", "by_search", "elsewhere"))
-        if word == "done" and self.total > 60 and finished % max(1, self.total // 20) and finished != self.total:
+        finished = sum(self.counts[kind] for kind in ("completed", "failed", "stopped_early", "elsewhere"))
+        if word == "completed" and self.total > 60 and finished % max(1, self.total // 20) and finished != self.total:
             return
-        why = "" if word == "done" else " (%s)" % (end.problem or end.stopped_by or "exit %d" % end.exit_code)
+        why = "" if word == "completed" else " (%s)" % (end.problem or end.stopped_by or "exit %s" % end.exit_code)
         self._say("[%d/%d] %s %s%s after %.1f s" % (finished, self.total, word, name, why, end.duration_s))
 
 
 class OtherEngines:
     """Runs of the queue that another engine works on are left to it, and taken back when it will not finish them."""
 
-    def __init__(self, node: EngineNode, queue: RunQueue, tally: PackSummary, times: lease.LeaseTiming) -> None:
-        self._node, self._queue, self._tally, self._times = node, queue, tally, times
+    def __init__(self, node: EngineNode, queue: RunQueue, summary: PackSummary, times: lease.LeaseTiming) -> None:
+        self._node, self._queue, self._summary, self._times = node, queue, summary, times
         #: Run -> since when its lease has had the same name.
         self._watches: Dict[str, fence.LeaseWatch] = {}
         self._asked: Set[str] = set()
@@ -125,7 +127,7 @@ class OtherEngines:
 
     def leave(self, item: QueuedRun) -> None:
         self._left.append(item)
-        self._tally.count("elsewhere")
+        self._summary.count("elsewhere")
 
     def close_lost(self, standing: QueuedRunStatus) -> None:
         """End the attempt of an engine that is gone, and find out whether its node has failed."""
@@ -192,9 +194,9 @@ class OtherEngines:
             gone = standing.word == "taken" and self.is_gone(standing)
             if gone or (standing.word == "ended" and why in fence.INTERRUPTING_STOPS):
                 self._left.remove(item)
-                self._tally.count("elsewhere", -1)
+                self._summary.count("elsewhere", -1)
                 self._queue.put_back(item, last=True)
-            elif standing.word == "done":
+            elif standing.word == "completed":
                 self.is_done(item.name)
             elif standing.word == "taken":
                 doubtful = doubtful or self._is_doubtful(standing)
@@ -206,13 +208,13 @@ class OtherEngines:
         self._queue.unblock(self._done)
 
     def look_for_parents(self) -> None:
-        """Runs that others build on may be done by another engine, or by a job of their own."""
+        """Runs that others depend on may be completed by another engine, or by a job of their own."""
         for name in {name for item in self._queue.blocked for name in item.needs} - self._done:
-            if job_constraints.dependency_state(self._node.home, name).done:
+            if job_constraints.dependency_state(self._node.home, name).completed:
                 self.is_done(name)
 
     @property
     def blocked_runs(self) -> List[QueuedRun]:
-        """Runs that wait for one that will not be done, as far as this engine can know."""
+        """Runs that wait for one that will not complete, as far as this engine can know."""
         left = {item.name for item in self._left}
         return [item for item in self._queue.blocked if not left.intersection(item.needs)]

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import gc
 import json
 import os
 import select
@@ -14,6 +15,13 @@ import types
 from typing import Any, Dict, List, Optional
 
 from ..child_processes import Child
+
+#: The runner of functions, of the user's own installation: called as it is where it has been imported.
+_FUNCTION_CALL = "shoal.job.function_call"
+#: A process that is forked copies each page that it writes to: what has been imported is neither freed nor looked at by
+#: the garbage collector there, and symbols are found once.
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+_kept_modules: List[types.ModuleType] = []
 
 
 def main(argv: List[str]) -> int:
@@ -30,6 +38,8 @@ def main(argv: List[str]) -> int:
     if extra:
         _send(link, {"failed": "importing %s starts threads (%s)" % (", ".join(modules), ", ".join(extra[:3]))})
         return 1
+    gc.collect()
+    gc.freeze()
     _send(link, {"ready": modules, "took_s": time.monotonic() - begin})
     return _serve(link)
 
@@ -48,34 +58,34 @@ def _serve(link: socket.socket) -> int:
         ready = select.select([link.fileno(), wake], [], [])[0]
         if wake in ready:
             _drain(wake)
-        for order_id, child in list(running.items()):
+        for start_id, child in list(running.items()):
             code = child.poll()
             if code is not None:
-                del running[order_id]
-                _send(link, {"id": order_id, "code": code})
+                del running[start_id]
+                _send(link, {"id": start_id, "code": code})
         if link.fileno() in ready:
             data = link.recv(1 << 20)
             if not data:
                 return 0
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                order = json.loads(line)
+                message = json.loads(line)
                 pid = os.fork()
                 if pid == 0:
                     os.close(wake)
                     os.close(wake_end)
                     link.close()
-                    _run_order(order)
-                running[order["id"]] = Child(pid)
-                _send(link, {"id": order["id"], "pid": pid})
+                    _run_message(message)
+                running[message["id"]] = Child(pid)
+                _send(link, {"id": message["id"], "pid": pid})
 
 
-def _run_order(order: Dict[str, Any]) -> None:
+def _run_message(message: Dict[str, Any]) -> None:
     """In the child: be the run. Never returns."""
     code = 1
     try:
-        _set_up_process(order)
-        code = _execute(*order["how"])
+        _set_up_process(message)
+        code = _execute(*message["how"])
     except BaseException as error:
         sys.stderr.write("shoal: cannot start: %s\n" % error)
     finally:
@@ -83,31 +93,32 @@ def _run_order(order: Dict[str, Any]) -> None:
         os._exit(code & 0xFF)
 
 
-def _set_up_process(order: Dict[str, Any]) -> None:
+def _set_up_process(message: Dict[str, Any]) -> None:
     os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    if _prctl is not None:
+        _prctl(1, int(signal.SIGKILL), 0, 0, 0)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    fd = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    fd = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    if order["cpus"]:
-        os.sched_setaffinity(0, order["cpus"])
-    os.chdir(order["cwd"])
-    os.environ.clear()
-    os.environ.update(order["env"])
+    if message["cpus"]:
+        os.sched_setaffinity(0, message["cpus"])
+    os.chdir(message["cwd"])
+    for name in [name for name in os.environ if name not in message["env"]]:
+        del os.environ[name]
+    os.environ.update((name, value) for name, value in message["env"].items() if os.environ.get(name) != value)
     _reseed_random()
     for name in [name for name in sys.modules if name.split(".")[0] == "shoal_agent"]:
-        del sys.modules[name]
-    _limit_gpu_memory(order["env"].get("SHOAL_GPU_MEMORY_FRACTION"))
-    kind, what, args = order["how"]
+        _kept_modules.append(sys.modules.pop(name))
+    _limit_gpu_memory(message["env"].get("SHOAL_GPU_MEMORY_FRACTION"))
+    kind, what, args = message["how"]
     sys.argv = [what if kind == "file" else "-" + kind, *args]
     if hasattr(sys, "orig_argv"):
-        sys.orig_argv = list(order["argv"])
+        sys.orig_argv = list(message["argv"])
     sys.path[0] = os.path.dirname(os.path.abspath(what)) if kind == "file" else ""
 
 
@@ -131,7 +142,11 @@ def _execute(kind: str, what: str, args: List[str]) -> int:
     """Run the program as the interpreter would, and return its exit code."""
     code = 0
     try:
-        if kind == "m":
+        if kind == "m" and what == _FUNCTION_CALL and what in sys.modules:
+            sys.modules["__main__"] = sys.modules[what]
+            sys.argv[0] = str(sys.modules[what].__file__)
+            code = sys.modules[what].main(args)
+        elif kind == "m":
             import runpy
 
             sys.path[0] = os.getcwd()

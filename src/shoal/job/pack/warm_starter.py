@@ -67,15 +67,15 @@ class WarmStarter(Starter):
 
     def start(self, program: Program) -> Child:
         """Fork the run if it can be had that way; else start it like any other."""
-        argv, env, cwd, log, cpus, _ = program
+        argv, env, cwd, log, cpus, *_ = program
         how = parse_python_command(argv)
         if self._socket is None or how is None or not self._fits(argv[0], env, cwd):
             return self.cold.start(program)
         self._count += 1
         number = self._count
-        order = {"id": number, "argv": list(argv), "how": how, "env": dict(env), "cwd": cwd}
+        message = {"id": number, "argv": list(argv), "how": how, "env": dict(env), "cwd": cwd}
         child = self._children[number] = WarmChild(0, self.collect)
-        self._send(dict(order, log=log, cpus=list(cpus)))
+        self._send(dict(message, log=log, cpus=list(cpus)))
         self._wait_for(child)
         return child if child.pid else self.cold.start(program)
 
@@ -135,12 +135,12 @@ class WarmStarter(Starter):
             for line in lines:
                 self._hear(json.loads(line))
 
-    def _send(self, order: Dict[str, Any]) -> None:
+    def _send(self, message: Dict[str, Any]) -> None:
         if self._socket is None:
             return
         self._socket.settimeout(_MAX_REPLY_S)
         try:
-            self._socket.sendall(json.dumps(order).encode("ascii") + b"\n")
+            self._socket.sendall(json.dumps(message).encode("ascii") + b"\n")
         except OSError:
             self._give_up("the warm parent does not answer; runs start cold from now on")
         finally:

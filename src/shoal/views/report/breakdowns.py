@@ -15,73 +15,78 @@ from shoal.observe import NodeUsage
 from shoal.plan import LayoutCost, PackJob, compare_layouts
 from shoal.units import format_bytes, format_duration, format_memory_short
 from shoal.views.report.accounting import AttemptHistory
+from shoal.views.report.allocation_costs import AllocationRow
+from shoal.views.report.costs import Costs, Holding, divide
 from shoal.views.timeline import held_lanes
 
 ACTUAL_LAYOUT = "as it ran"
 
 
-class _PackAllocation(NamedTuple):
-    """A job of a pack: GPUs or slots that it had, held from its first start to its last end."""
-
-    width: int
-    begin: float
-    end: float
-
-
-def layout_breakdown(tries: Sequence[AttemptHistory]) -> list[LayoutCost]:
-    """The pack first, then job each, array, packs and pilots by computation; nothing where no run was packed."""
-    packed = [one for one in tries if one.held is not None]
-    done = list({one.run: one for one in packed if one.state == "done"}.values())
+def layout_breakdown(allocations: Sequence[AllocationRow]) -> list[LayoutCost]:
+    """The packs as they ran, then other layouts estimated from the lengths of their runs; nothing without a pack."""
+    rows = [row for row in allocations if any(one.held is not None for one in row.attempts)]
+    packed = [one for row in rows for one in row.attempts if one.held is not None]
+    done = list({one.run: one for one in packed if one.state == "completed"}.values())
     if not done:
         return []
-    jobs = _allocations(packed)
-    used = sum((one.end - one.begin) * (one.gpus or 1) for one in packed)
-    held = sum(job.width * (job.end - job.begin) for job in jobs)
-    width = max(sum(job.width for job in jobs if job.begin <= at.begin < job.end or job is at) for at in jobs)
-    makespan = max(job.end for job in jobs) - min(job.begin for job in jobs)
+    costs = [row.gpu.whole if row.view.gpus else _slot_costs(row) for row in rows]
+    whole = sum(costs, Costs()).in_hours()
+    width = max(
+        sum(_width(row) for row in rows if row.view.start <= at.view.start < row.view.end or row is at) for at in rows
+    )
+    makespan = max(row.view.end for row in rows) - min(row.view.start for row in rows)
     ran = LayoutCost(
-        ACTUAL_LAYOUT, len(jobs), width, makespan, held / 3600, used / 3600, max(0.0, held - used) / 3600, makespan
+        ACTUAL_LAYOUT, len(rows), width, whole.runs + whole.staging, whole.overhead, makespan, gpus_at_once=width
     )
     lengths = [
         PackJob(at, round((one.gpus or 1) * GPU_PARTS), expect_s=one.end - one.begin) for at, one in enumerate(done)
     ]
-    return [ran, *compare_layouts(lengths, []).shapes]
+    return [ran, *compare_layouts(lengths, []).layouts]
 
 
-def _allocations(packed: Sequence[AttemptHistory]) -> list[_PackAllocation]:
-    groups: dict[str, list[AttemptHistory]] = {}
-    for one in packed:
-        groups.setdefault(one.job, []).append(one)
-    return [
-        _PackAllocation(
-            len({lane for one in group for lane in _lane_names(one)}),
-            min(one.begin for one in group),
-            max(one.end for one in group),
-        )
-        for group in groups.values()
-    ]
+def _slot_costs(row: AllocationRow) -> Costs:
+    """Runs without GPUs are counted by the slots that they took."""
+    holdings = [Holding(one.run, one.attempt, one.begin, one.end, 1.0) for one in row.attempts if one.held is not None]
+    return divide(row.view.start, row.view.end, _width(row), None, holdings).whole
+
+
+def _width(row: AllocationRow) -> int:
+    """GPUs that Slurm granted; without GPUs, the slots that were used."""
+    return row.view.gpus or len({lane for one in row.attempts for lane in _lane_names(one)})
 
 
 def layout_rows(found: Sequence[LayoutCost]) -> list[tuple[str, ...]]:
-    return [
-        (
-            shape.name,
-            str(shape.entries),
-            str(shape.gpus),
-            "-" if shape.name == ACTUAL_LAYOUT else format_duration(shape.time_limit_s),
-            "-" if shape.name == ACTUAL_LAYOUT else _format_hours(shape.requested),
-            _format_hours(shape.used),
-            _format_hours(shape.idle),
-            format_duration(shape.makespan_s) if shape.makespan_s >= 120 else f"{shape.makespan_s:.1f} s",
+    """Measured as it ran; of all others `~` marks estimates."""
+    rows = []
+    for layout in found:
+        is_measured = layout.name == ACTUAL_LAYOUT
+        mark, many = "" if is_measured else "~", layout.gpus_at_once != 1
+        free = "" if is_measured else f", if {layout.gpus_at_once} {'are' if many else 'is'} free"
+        makespan = format_duration(layout.makespan_s) if layout.makespan_s >= 120 else f"{layout.makespan_s:.1f} s"
+        hours = (layout.allocated, layout.runs, layout.overhead)
+        rows.append(
+            (
+                layout.name,
+                str(layout.jobs),
+                str(layout.gpus),
+                *(f"{mark}{_format_hours(value)}" for value in hours),
+                f"{mark}{makespan}{free}",
+            )
         )
-        for shape in found
-    ]
+    return rows
 
 
-def layout_header(tries: Sequence[AttemptHistory]) -> tuple[str, ...]:
+def layout_document(layout: LayoutCost) -> dict[str, Any]:
+    """A layout for --json. `is_estimate`: it did not run like this; the figures follow from the lengths of runs."""
+    values = {name: getattr(layout, name) for name in ("name", "jobs", "gpus", "allocated", "runs", "overhead")}
+    times = {"makespan_s": layout.makespan_s, "gpus_at_once": layout.gpus_at_once}
+    return {**values, **times, "is_estimate": layout.name != ACTUAL_LAYOUT}
+
+
+def layout_header(attempts: Sequence[AttemptHistory]) -> tuple[str, ...]:
     """Runs without GPUs are counted by the slots that they took."""
-    wide = "GPUS" if any(one.held is not None and one.held.gpus for one in tries) else "SLOTS"
-    return ("SHAPE", "JOBS", wide, "TIME LIMIT", "ASKED FOR", "USED", "IDLE", "MAKESPAN")
+    wide = "GPUS" if any(one.held is not None and one.held.gpus for one in attempts) else "SLOTS"
+    return ("LAYOUT", "JOBS", wide, "ALLOCATED", "RUNS", "OVERHEAD", "MAKESPAN")
 
 
 def _lane_names(one: AttemptHistory) -> list[str]:
@@ -110,10 +115,10 @@ class NodeReport(NamedTuple):
     gpu_idle_hours: float | None
 
 
-def node_breakdown(tries: Iterable[AttemptHistory]) -> list[NodeReport]:
+def node_breakdown(attempts: Iterable[AttemptHistory]) -> list[NodeReport]:
     """By name; nodes that told nothing are left out."""
     groups: dict[str, list[NodeUsage]] = {}
-    for one in tries:
+    for one in attempts:
         for use in one.use.nodes if one.use else ():
             groups.setdefault(use.host or one.host, []).append(use)
     return [_sum_node(host, uses) for host, uses in sorted(groups.items())]
@@ -164,10 +169,10 @@ class StagedDataset(NamedTuple):
     from_source: int
 
 
-def dataset_breakdown(tries: Iterable[AttemptHistory]) -> list[StagedDataset]:
+def dataset_breakdown(attempts: Iterable[AttemptHistory]) -> list[StagedDataset]:
     """What every attempt's record says about its data, added up by data set."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for one in tries:
+    for one in attempts:
         for record in one.data:
             groups.setdefault((str(record.get("name")), str(record.get("source"))), []).append(record)
     return [_sum_dataset(name, source, records) for (name, source), records in sorted(groups.items())]

@@ -21,27 +21,50 @@ from textual.strip import Strip
 
 from shoal.kernel import read_metrics, read_series
 from shoal.model import ACTIVE_STATES, ATTENTION_STATES, FAILED_STATES
-from shoal.observe import DamagedRecord, RunReader, RunView, find_output, usage
+from shoal.observe import DamagedRecord, RunReader, RunSummary, RunView, find_output, usage
 from shoal.units import format_duration
 from shoal.views.details import RunDetails, run_events
 from shoal.views.error_groups import find_error
 from shoal.views.log_files import first_nonempty, last_text, rank_logs
-from shoal.views.render import fit_cell, fit_cell_end, safe_line, state_code, state_word, text_bar
+from shoal.views.render import cell_width, fit_cell, fit_cell_end, safe_line, state_code, state_word, text_bar
+from shoal.views.results import format_mean
 from shoal.views.run_groups import RunGroup, count_states, group_runs
+from shoal.views.run_table import (
+    best_value,
+    format_number,
+    format_param,
+    group_table,
+    last_value,
+    short_param_names,
+)
+from shoal.views.seed_groups import best_group
+from shoal.views.status import StatusReport
 from shoal.views.terminal import strip_control_sequences
+from shoal.views.tui.table import ListColumns
 
 TABS = ("log", "errors", "metrics", "script", "events")
+#: Of the column with the state.
+STATE_WIDTH = 11
 _SPARK = "▁▂▃▄▅▆▇█"
 
 
-def tab_text(tab: str, home: str, view: RunView, details: RunDetails, width: int = 60, part: int = 0) -> list[str]:
-    """The lines of one tab, harmless for a terminal. `part` counts the ranks and replicas of the log."""
+def tab_text(
+    tab: str,
+    home: str,
+    view: RunView,
+    details: RunDetails,
+    width: int = 60,
+    part: int = 0,
+    metric: str | None = None,
+) -> list[str]:
+    """The lines of one tab, harmless for a terminal. `part` counts the ranks and replicas of the log; `metric` is the
+    curve that comes first."""
     if tab == "log":
         lines = _log_tab(view, part)
+    elif tab == "metrics":
+        lines = _metrics_tab(home, view, details, width, metric)
     else:
-        lines = {"errors": _errors_tab, "metrics": _metrics_tab, "script": _script_tab, "events": _events_tab}[tab](
-            home, view, details, width
-        )
+        lines = {"errors": _errors_tab, "script": _script_tab, "events": _events_tab}[tab](home, view, details, width)
     return [strip_control_sequences(line.expandtabs(4), colour=False) for line in lines]
 
 
@@ -51,15 +74,15 @@ def _log_tab(view: RunView, turn: int) -> list[str]:
     found = rank_logs(view.log_dir, view.attempt)
     place = (first_nonempty(found) + turn) % len(found)
     head = [f"--- {found[place].label}, {place + 1} of {len(found)}; l shows the next ---"] if len(found) > 1 else []
-    return [*head, *(last_text(found[place].tries[-1], 400) or ["nothing was printed yet"])]
+    return [*head, *(last_text(found[place].attempts[-1], 400) or ["nothing was printed yet"])]
 
 
 def _errors_tab(home: str, view: RunView, details: RunDetails, width: int) -> list[str]:
     fault = find_error(home, view)
-    return [fault.line, "", *fault.window] if fault.window else [view.cause or "no error was found in its log"]
+    return [fault.line, "", *fault.window] if fault.window else [view.reason or "no error was found in its log"]
 
 
-def _metrics_tab(home: str, view: RunView, details: RunDetails, width: int) -> list[str]:
+def _metrics_tab(home: str, view: RunView, details: RunDetails, width: int, metric: str | None) -> list[str]:
     lines = []
     sample = usage.read_usage(home, view.name, view.attempt) if view.attempt else None
     if details.progress is not None:
@@ -68,10 +91,11 @@ def _metrics_tab(home: str, view: RunView, details: RunDetails, width: int) -> l
     for node in sample.nodes if sample else ():
         lines += _node_use(node, node.host or view.node or "here", width)
     output = find_output(home, view) if view.output_dir else None
-    for name, points in read_series(output).items() if output else ():
+    series = read_series(output) if output else {}
+    for name, points in sorted(series.items(), key=lambda curve: curve[0] != metric):
         values = [value for _, value in points]
         lines.append(f"{safe_line(name)[:14]:<14} {sparkline(values, width - 30)} {values[-1]:.4g}")
-    if output and view.state == "done":
+    if output and view.state == "completed":
         lines += [f"{safe_line(name)} {value:.5g}" for name, value in read_metrics(output).items()]
     return lines or ["no data"]
 
@@ -116,7 +140,7 @@ def _events_tab(home: str, view: RunView, details: RunDetails, width: int) -> li
 
 
 def detail_title(view: RunView, details: RunDetails, now: float) -> str:
-    parts = [view.state, view.cause or (details.progress.words if details.progress else "")]
+    parts = [view.state, view.reason or (details.progress.words if details.progress else "")]
     if view.started is not None:
         parts.append(format_duration(max(0.0, (view.ended or now) - view.started)))
     if view.job_id:
@@ -130,6 +154,17 @@ def sparkline(values: list[float], width: int) -> str:
     low, high = min(shown, default=0.0), max(shown, default=0.0)
     scale = 7 / (high - low) if high > low else 0.0
     return "".join(_SPARK[int((value - low) * scale)] for value in shown)
+
+
+def curve_line(name: str, points: Sequence[Sequence[float]], width: int) -> str:
+    """The whole course of a metric in one line, the last value behind it; nothing if there is no course."""
+    if len(points) < 2:
+        return ""
+    label = fit_cell(safe_line(name), min(16, cell_width(safe_line(name))))
+    last = f"{points[-1][1]:.4g}"
+    room = min(len(points), max(8, width - cell_width(label) - len(last) - 2))
+    values = [points[(at + 1) * len(points) // room - 1][1] for at in range(room)]
+    return f"{label} {sparkline(values, room)} {last}"
 
 
 #: SGR code of the plain table -> rich's name for the same theme colour.
@@ -152,7 +187,7 @@ def _rank(state: str) -> tuple[bool, ...]:
         state not in ATTENTION_STATES,
         state != "running",
         state not in ACTIVE_STATES,
-        state != "done",
+        state != "completed",
     )
 
 
@@ -167,10 +202,13 @@ class RunLine(NamedTuple):
     depth: int = 0
 
 
-def list_lines(views: Sequence[RunView], unfolded: frozenset[str]) -> list[RunLine]:
-    """The lines for these runs; families are folded unless their key is in `unfolded`. Pure."""
+def list_lines(
+    views: Sequence[RunView], unfolded: frozenset[str], report: StatusReport | None = None, *, fold: bool = True
+) -> list[RunLine]:
+    """The lines for these runs; families are folded unless their key is in `unfolded`. `report` has the numbers that
+    stand beside the state. Pure."""
     lines = []
-    for row in group_runs(views):
+    for row in group_runs(views) if fold else views:
         if isinstance(row, RunGroup):
             counts = count_states(row.views)
             words = " ".join(f"{count} {_SHORT_STATES.get(state, state)}" for state, count in counts.items())
@@ -178,14 +216,52 @@ def list_lines(views: Sequence[RunView], unfolded: frozenset[str]) -> list[RunLi
             is_open = row.key in unfolded
             lines.append(RunLine(row.key, f"{'-' if is_open else '+'} {row.key}", worst, words, row.views))
             if is_open:
-                lines += [_run_line(view, 1) for view in row.views]
+                lines += [_run_line(view, 1, report) for view in row.views]
         else:
-            lines.append(_run_line(row, 0))
+            lines.append(_run_line(row, 0, report))
     return lines
 
 
-def _run_line(view: RunView, depth: int) -> RunLine:
-    return RunLine(view.name, "  " * depth + view.name, view.state, state_word(view.state), [view], depth)
+def _run_line(view: RunView, depth: int, report: StatusReport | None) -> RunLine:
+    """The state, and beside it progress while it runs and the last value of the metric."""
+    words = [state_word(view.state)]
+    summary = report.summaries.get(view.name) if report is not None else None
+    if summary is not None and report is not None:
+        fraction = summary.progress.fraction if summary.progress is not None else None
+        words += [f"{int(100 * fraction)}%"] if fraction is not None and view.state == "running" else []
+        value = last_value(summary, report.metric)
+        words += [format_number(value)] if value is not None else []
+    return RunLine(view.name, "  " * depth + view.name, view.state, " ".join(words), [view], depth)
+
+
+def seed_group_lines(views: Sequence[RunView], report: StatusReport, sort: str | None) -> list[RunLine]:
+    """A line for each setting: its parameters, and the metric as mean over seeds; `*` marks the best. Pure."""
+    table, metric = group_table(views, report.summaries, report.metric, sort), report.metric
+    by_name = {view.name: view for view in views}
+    best = best_group(table.groups, metric)
+    short = short_param_names(table.params)
+    lines = []
+    for group in table.groups:
+        members = [by_name[run.name] for run in group.runs]
+        found = group.metrics.get(metric.name) if metric is not None else None
+        word = f"{format_mean(found)} {found.size if found else 0}/{len(members)}{' *' if group is best else ''}"
+        params = " ".join(f"{short[name]}={format_param(group.params.get(name))}" for name in table.params)
+        worst = min(count_states(members), key=_rank)
+        lines.append(RunLine(group.name, params or group.name, worst, word, members))
+    return lines
+
+
+def seed_group_text(line: RunLine, report: StatusReport, width: int) -> list[str]:
+    """What a setting's runs have reached, seed by seed."""
+    name = report.metric.name if report.metric is not None else "no metrics"
+    lines = [f"{safe_line(line.key)}   {safe_line(name)}", ""]
+    for view in line.views:
+        summary = report.summaries.get(view.name, RunSummary())
+        seed = "-" if summary.seed is None else str(summary.seed)
+        last, best = last_value(summary, report.metric), best_value(summary, report.metric)
+        best_text = f"  best {format_number(best)}" if best is not None else ""
+        lines.append(f"seed {seed:<4} {state_word(view.state):<12} {format_number(last):>9}{best_text}")
+    return lines
 
 
 class RunList(ScrollView, can_focus=True):
@@ -211,13 +287,16 @@ class RunList(ScrollView, can_focus=True):
     def __init__(self, id: str) -> None:
         super().__init__(id=id)
         self.lines: list[RunLine] = []
+        self.table: ListColumns | None = None
 
     @property
     def current(self) -> RunLine | None:
         return self.lines[self.cursor] if 0 <= self.cursor < len(self.lines) else None
 
-    def put(self, lines: Sequence[RunLine]) -> None:
-        """Show these lines; the cursor stays on the run it was on, wherever that is now."""
+    def put(self, lines: Sequence[RunLine], table: ListColumns | None = None) -> None:
+        """Show these lines, runs with the cells of `table`; the cursor stays on the run it was on, wherever that is
+        now."""
+        self.table = table
         key = self.current.key if self.current else None
         self.lines = list(lines)
         self.virtual_size = Size(self.size.width, len(self.lines))
@@ -243,13 +322,19 @@ class RunList(ScrollView, can_focus=True):
         if at >= len(self.lines):
             return Strip.blank(width)
         line = self.lines[at]
-        room = min(max(10, len(line.word)), max(10, width // 2))
-        lead = line.text[: len(line.text) - len(line.key)]
-        name = lead + fit_cell_end(safe_line(line.key), max(6, width - room - 2 - len(lead)))
+        word = line.word
+        room = min(max(10, len(word)), max(10, width // 2 + 3))
+        if self.table is not None and len(line.views) == 1:
+            word = fit_cell(state_word(line.state), STATE_WIDTH) + self.table.cells(line.views[0])
+            room = STATE_WIDTH + self.table.width
+        is_key = line.text.endswith(line.key)
+        lead = line.text[: len(line.text) - len(line.key)] if is_key else ""
+        shown = line.key if is_key else line.text
+        name = lead + fit_cell_end(safe_line(shown), max(6, width - room - 2 - len(lead)))
         here = at == self.cursor
         base = Style(reverse=here and self.has_focus, bold=here)
         colour = base + Style(color=_COLOURS[state_code(line.state)])
         mark = ">" if here else " "
         return Strip(
-            [Segment(f"{mark}{name} ", base), Segment(fit_cell(safe_line(line.word), room), colour)]
+            [Segment(f"{mark}{name} ", base), Segment(fit_cell(safe_line(word), room), colour)]
         ).adjust_cell_length(width)

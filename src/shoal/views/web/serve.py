@@ -1,8 +1,8 @@
-"""Start the server of `shoal ui`, print how to reach it, stop on Ctrl-C; and `--export FOLDER`.
+"""Start the server of `shoal ui`, print how to reach it, stop on Ctrl-C; and `--export FOLDER` or `--export FILE.html`.
 
 An export is the current page as files that open without a server: in a mail, on a file share. index.html holds style,
-scripts and data, and may load nothing else; the reports are beside it. Of runs beyond the first thousand (failed ones
-come first) it has what the table shows, and no logs.
+scripts and data, and may load nothing else; the reports are beside it, or in FILE.html too. Of runs beyond the first
+thousand, in a file the first fifty (failed ones come first), it has table and curves, and no logs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import getpass
 import hashlib
 import json
 import os
-import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,33 +21,51 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from shoal.describe import find_root, read_status_settings
 from shoal.errors import InputError
 from shoal.model import ACTIVE_STATES, FAILED_STATES
 from shoal.observe import QueueCache
-from shoal.redaction import redact, secret_values
+from shoal.redaction import redact, redact_page, secret_values
 from shoal.views import actions
 from shoal.views.render import print_json
 from shoal.views.web.api import DashboardData, project_name
-from shoal.views.web.server import DashboardServer, RunAction
+from shoal.views.web.bundle import experiment_responses, join_scripts
+from shoal.views.web.server import SCRIPTS, DashboardServer, RunAction
 
 _STATIC_DIRECTORY = Path(__file__).with_name("static")
-_SCRIPTS = ("table.js", "detail.js", "app.js")
 _MAX_DETAILS = 1000
+#: One file for a mail holds the logs of so many runs.
+_MAX_MAILED = 50
 _LOG_BYTES = 16 << 10
+_KEPT = b'<script type="application/json" id="kept">'
 
 
-def export_page(feed: DashboardData, folder: str, project: str) -> str:
-    """Write the copy and return the path of its page; an existing file that is not ours to replace is an InputError."""
+def export_page(feed: DashboardData, target: str, project: str) -> str:
+    """Write the copy and return the path of its page; an existing file that is not ours to replace is an InputError.
+    A `target` that ends in .html is one file with everything, for mails; any other one is a folder."""
+    is_file = target.endswith(".html")
+    if is_file and os.path.isfile(target) and _KEPT not in Path(target).read_bytes():
+        raise InputError(
+            f"{target} exists and is no copy of the page", hint="choose another name, or remove it", place="--export"
+        )
     found = feed.runs()
     kept: dict[str, Any] = {"/api/runs": {**found, "actions": [], "project": project, "snapshot": True}}
-    for run in _runs_to_export(found["runs"]):
+    experiments = ("", *dict.fromkeys(run["experiment"] for run in found["runs"]))
+    kept.update(experiment_responses(feed, experiments, found["runs"]))
+    for run in _runs_to_export(found["runs"])[: _MAX_MAILED if is_file else _MAX_DETAILS]:
         kept.update(_run_responses(feed, run))
+    secrets = secret_values(os.environ)
+    reports = {report_name(experiment): feed.report(experiment) for experiment in experiments}
+    page = target if is_file else os.path.join(target, "index.html")
     try:
-        os.makedirs(folder, exist_ok=True)
-        for experiment in ("", *dict.fromkeys(run["experiment"] for run in found["runs"])):
-            _write(os.path.join(folder, report_name(experiment)), feed.report(experiment))
-        page = os.path.join(folder, "index.html")
-        _write(page, _single_file(_redacted(kept, secret_values(os.environ))))
+        os.makedirs(os.path.dirname(page) or ".", exist_ok=True)
+        if is_file:
+            kept["reports"] = {name: redact_page(text, secrets) for name, text in reports.items()}
+        else:
+            for name, text in reports.items():
+                _write(os.path.join(target, name), text)
+        data = {key: value if key == "reports" else _redacted(value, secrets) for key, value in kept.items()}
+        _write(page, _single_file(data))
     except OSError as error:
         raise InputError(
             f"cannot write {error.filename}: {error.strerror}", hint="shoal ui --export /tmp/copy", place="--export"
@@ -91,7 +108,7 @@ def _run_responses(feed: DashboardData, run: dict[str, Any]) -> dict[str, Any]:
 
 def _single_file(kept: dict[str, Any]) -> str:
     """One file: scripts are named by their hash in its policy, so nothing else in it can run."""
-    script = "\n".join(_without_modules((_STATIC_DIRECTORY / name).read_text("utf-8")) for name in _SCRIPTS)
+    script = join_scripts({name: (_STATIC_DIRECTORY / name).read_text("utf-8") for name in SCRIPTS})
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     icon = "data:image/svg+xml;base64," + base64.b64encode((_STATIC_DIRECTORY / "icon.svg").read_bytes()).decode()
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; frame-src *"
@@ -104,13 +121,8 @@ def _single_file(kept: dict[str, Any]) -> str:
     )
     text = text.replace('<script type="module" src="/app.js"></script>\n', "").replace("<head>\n", f"<head>\n{head}", 1)
     text = text.replace("/icon.svg", icon)
-    end = f'<script type="application/json" id="kept">{data}</script>\n<script>{script}</script>\n</body>'
+    end = f"{_KEPT.decode()}{data}</script>\n<script>{script}</script>\n</body>"
     return text.replace("</body>", end)
-
-
-def _without_modules(text: str) -> str:
-    """Browsers load no module from a file; put one behind the other, the three scripts share their names."""
-    return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
 
 
 def _write(path: str, text: str) -> None:
@@ -134,7 +146,7 @@ def serve_dashboard(
         else {}
     )
     try:
-        server = DashboardServer(DashboardData(home, QueueCache(home)), port=port, actions=allowed)
+        server = DashboardServer(_project_data(home), port=port, actions=allowed)
     except (OSError, OverflowError) as error:
         what = error.strerror if isinstance(error, OSError) else "ports are numbers up to 65535"
         raise InputError(f"cannot listen on port {port}: {what}", hint="shoal ui   # takes a free port") from None
@@ -159,6 +171,12 @@ def serve_dashboard(
     return 0
 
 
+def _project_data(home: str) -> DashboardData:
+    """The project's runs, compared by the metric that its settings name."""
+    settings = read_status_settings(find_root(os.getcwd()), os.environ)
+    return DashboardData(home, QueueCache(home), metric=settings.metric)
+
+
 def open_browser(link: str, folder: str) -> None:
     """Open this machine's browser by way of a file in a folder that nobody else can enter: the words of a command are
     seen by every user of the machine, and the link is worth a login."""
@@ -172,7 +190,7 @@ def open_browser(link: str, folder: str) -> None:
 def export_dashboard(home: str, folder: str, *, as_json: bool = False, quiet: bool = False) -> int:
     """`--export`: no server, only files."""
 
-    page = export_page(DashboardData(home, QueueCache(home)), folder, project_name(home))
+    page = export_page(_project_data(home), folder, project_name(home))
     if as_json:
         print_json({"page": page})
     else:

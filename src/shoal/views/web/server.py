@@ -1,9 +1,12 @@
-"""HTTP for `shoal ui`: loopback only, one thread per request, time limits, and no access without the cookie.
+"""HTTP for `shoal ui`: loopback only, one thread per request, time limits, and no access without both secrets.
 
 On a login node every user reaches loopback, so the address alone protects nothing. A link with a token that works once
-gives the browser a cookie; every other request needs that cookie. The Host header must name this machine as the browser
-sees it (a foreign name that resolves here is refused), and requests that change something must come from the page
-itself.
+gives the browser a cookie; every other request needs that cookie. A browser sends it to every port of the host, so a
+server of another user may see it; data and actions therefore need a second secret in the header X-Shoal-Key. The
+browser gets it behind the # of the address, which it sends to no server, and keeps it for this port alone. The report,
+which a frame loads without headers, is asked for with a ticket that works once. The Host header must name this machine
+as the browser sees it (a foreign name that resolves here is refused), and requests that change something must come from
+the page itself.
 """
 
 from __future__ import annotations
@@ -46,6 +49,10 @@ CONTENT_POLICY = (
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'; sandbox"
 
 
+_MAX_TICKETS = 16
+_NO_KEY = "this browser window has no key for the page; open the newest link that `shoal ui` printed in the terminal"
+
+
 class RequestHeaders(Protocol):
     """Names in any case; http.server's own type, or a dict in tests."""
 
@@ -53,12 +60,32 @@ class RequestHeaders(Protocol):
 
 
 class SessionAuth:
-    """The secrets of one server: a cookie for as long as it lives, and a token for the next browser."""
+    """The secrets of one server: a cookie and a key for as long as it lives, a token for the next browser, and tickets
+    for reports."""
 
     def __init__(self, port: int) -> None:
         self.cookie_name = f"shoal_{port}"
         self._session = secrets.token_urlsafe(32)
         self._token = secrets.token_urlsafe(32)
+        self.key = secrets.token_urlsafe(32)
+        self._tickets: set[str] = set()
+
+    def new_ticket(self) -> str:
+        """For one request without the key; only so many wait at a time."""
+        while len(self._tickets) >= _MAX_TICKETS:
+            self._tickets.pop()
+        ticket = secrets.token_urlsafe(32)
+        self._tickets.add(ticket)
+        return ticket
+
+    def take_ticket(self, ticket: str) -> bool:
+        known = ticket in self._tickets
+        self._tickets.discard(ticket)
+        return known
+
+    def has_key(self, headers: RequestHeaders) -> bool:
+        """Whether the request carries the second secret, which only the page of this port has."""
+        return hmac.compare_digest(headers.get("X-Shoal-Key", "").encode("utf-8", "replace"), self.key.encode())
 
     @property
     def token(self) -> str:
@@ -105,11 +132,11 @@ def is_cross_site(headers: RequestHeaders) -> bool:
     return headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none")
 
 
+#: The scripts of the page, each after those that it imports from.
+SCRIPTS = ("fit.js", "table.js", "plot.js", "curves.js", "params.js", "detail.js", "cluster.js", "app.js")
 _STATIC_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
-    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/table.js": ("table.js", "text/javascript; charset=utf-8"),
-    "/detail.js": ("detail.js", "text/javascript; charset=utf-8"),
+    **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in SCRIPTS},
     "/style.css": ("style.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
@@ -200,8 +227,10 @@ class DashboardHandler(BaseHTTPRequestHandler):
             self._static(*_STATIC_FILES[url.path])
         elif is_cross_site(self.headers):
             self._refuse(403, "this is for the page itself")
-        elif url.path == "/report":
+        elif url.path == "/report" and self.server.guard.take_ticket(query.get("ticket", "")):
             self._answer(lambda: self.server.feed.report(query.get("experiment", "")))
+        elif not self.server.guard.has_key(self.headers):
+            self._refuse(403, _NO_KEY)
         else:
             self._api(url.path, query)
 
@@ -211,6 +240,8 @@ class DashboardHandler(BaseHTTPRequestHandler):
             self._refuse(403, "only the page itself may do this")
         elif not self._is_known():
             self._refuse(403, "open the link that `shoal ui` printed in the terminal")
+        elif not self.server.guard.has_key(self.headers):
+            self._refuse(403, _NO_KEY)
         elif not (length.isascii() and length.isdigit()) or int(length) > _MAX_BODY_BYTES:
             self._refuse(413, "that is too much")
         elif self.headers.get("Content-Type", "") != "application/json":
@@ -234,19 +265,26 @@ class DashboardHandler(BaseHTTPRequestHandler):
                 self._refuse(403, "this link was used before; the terminal shows the next one")
             return
         self.server.on_new_link(self.server.link)
-        self._send(303, b"", "text/plain", {"Location": "/", "Set-Cookie": self.server.guard.set_cookie(value)})
+        headers = {"Location": f"/#key={self.server.guard.key}", "Set-Cookie": self.server.guard.set_cookie(value)}
+        self._send(303, b"", "text/plain", headers)
 
     def _api(self, path: str, query: Mapping[str, str]) -> None:
         feed, run = self.server.feed, query.get("run", "")
-        answers: dict[str, Callable[[], dict[str, Any]]] = {
-            "/api/runs": lambda: {
-                **feed.runs(_integer(query.get("since"), 0)),
-                "actions": sorted(self.server.actions),
-                "project": project_name(feed.home),
-            },
+        answers: dict[str, Callable[[], dict[str, Any] | bytes]] = {
+            "/api/runs": lambda: feed.runs_json(
+                _integer(query.get("since"), 0),
+                {"actions": sorted(self.server.actions), "project": project_name(feed.home)},
+            ),
+            "/api/ticket": lambda: {"ticket": self.server.guard.new_ticket()},
             "/api/run": lambda: feed.run(run),
             "/api/why": lambda: feed.why(run),
+            "/api/provenance": lambda: feed.provenance(run),
+            "/api/files": lambda: feed.files(run),
             "/api/metrics": lambda: feed.metrics(run),
+            "/api/cluster": feed.cluster,
+            "/api/experiment": lambda: feed.experiment(query.get("experiment", "")),
+            "/api/values": lambda: feed.values(query.get("experiment", ""), query.get("metric", "")),
+            "/api/curves": lambda: feed.curves(query.get("q", "")),
             "/api/log": lambda: feed.log(
                 run,
                 query.get("stream", "out"),
@@ -281,7 +319,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
 
         self._answer(act)
 
-    def _answer(self, work: Callable[[], dict[str, Any] | str]) -> None:
+    def _answer(self, work: Callable[[], dict[str, Any] | bytes | str]) -> None:
         try:
             found = work()
         except ApiNotFound as error:
@@ -295,7 +333,8 @@ class DashboardHandler(BaseHTTPRequestHandler):
                 policy = {"Content-Security-Policy": REPORT_POLICY}
                 self._send(200, found.encode(), "text/html; charset=utf-8", policy)
             else:
-                self._send(200, json.dumps(found, separators=(",", ":")).encode(), "application/json")
+                body = found if isinstance(found, bytes) else json.dumps(found, separators=(",", ":")).encode()
+                self._send(200, body, "application/json")
 
     def _static(self, name: str, kind: str) -> None:
         self._send(200, (Path(__file__).with_name("static") / name).read_bytes(), kind)

@@ -1,0 +1,202 @@
+"""--on PROFILE where the profile is reached over ssh: the command is executed there, and its output appears here.
+
+Flags are parsed here first, so that a mistake needs no connection; the command's own questions are asked here, because
+nobody could answer them there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import NamedTuple
+
+from shoal.errors import InputError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from shoal.api import RemoteTarget
+
+
+class _RemoteRules(NamedTuple):
+    """How a command is executed on a cluster. `acts`: as an order, unless --dry-run is given; `code`: with the
+    project's code; `follows`: it watches runs until they end, or does so with one of these flags."""
+
+    acts: bool = False
+    code: bool = False
+    follows: bool | tuple[str, ...] = False
+
+
+_COMMANDS = {
+    "status": _RemoteRules(follows=("--watch",)),
+    "why": _RemoteRules(),
+    "logs": _RemoteRules(follows=("--follow",)),
+    "results": _RemoteRules(),
+    "plan": _RemoteRules(code=True),
+    "submit": _RemoteRules(acts=True, code=True),
+    "run": _RemoteRules(acts=True, code=True, follows=True),
+    "retry": _RemoteRules(acts=True, code=True),
+    "cancel": _RemoteRules(acts=True),
+}
+#: Commands without --on that would show this machine's runs to somebody who works on a cluster (SHOAL_ON).
+_ABOUT_RUNS = ("adopt", "attach", "forward", "report", "search", "ui")
+#: What would happen on the login node, or needs a terminal there.
+_NOT_THERE = ("--smoke-here", "--pager", "--no-snapshot")
+
+
+def run_over_ssh(name: str, words: list[str], args: argparse.Namespace) -> int | None:
+    """The exit code of the command on the cluster that --on or SHOAL_ON names; None if it is to be executed here."""
+    from shoal import api
+
+    target = api.remote_target(getattr(args, "on", None))
+    if target is None:
+        _refuse_without_ssh(name, args)
+        return None
+    rules = _COMMANDS.get(name)
+    if rules is None:
+        if not hasattr(args, "on") and name not in _ABOUT_RUNS:
+            return None
+        given = f"--on {args.on}" if getattr(args, "on", None) else f"SHOAL_ON={target.cluster.name}"
+        raise InputError(
+            f"shoal {name} cannot be used over ssh yet ({given})",
+            hint=f"ssh {target.cluster.ssh.host}   # and run it in {target.cluster.ssh.directory}",
+        )
+    return _execute(name, _words_there(words, args), args, target, rules)
+
+
+def _refuse_without_ssh(name: str, args: argparse.Namespace) -> None:
+    """Commands about recorded runs, which are those of this project wherever they run."""
+    on = getattr(args, "on", None)
+    if on and name in ("status", "why", "logs", "results", "cancel") and not os.environ.get("SHOAL_ROOT"):
+        raise InputError(
+            f"--on {on} has no effect on shoal {name}: no [clusters.{on}.ssh] that leads to another machine",
+            hint="remove --on, or add host and directory to that table (docs/remote.md)",
+        )
+
+
+def _execute(name: str, words: list[str], args: argparse.Namespace, target: RemoteTarget, rules: _RemoteRules) -> int:
+    from shoal import api
+    from shoal.views import SCREEN_VARIABLE, describe_screen, detect_screen
+
+    follows = rules.follows if isinstance(rules.follows, bool) else bool(args.given & set(rules.follows))
+    acts = rules.acts and not getattr(args, "dry_run", False)
+    variables = {SCREEN_VARIABLE: describe_screen(detect_screen())}
+    agreed = _ask_here(name, words, args, target, variables, rules) if acts else words
+    if agreed is None:
+        return 0
+    return api.execute_there(
+        target,
+        [name, *agreed],
+        _TerminalOutput(),
+        with_code=rules.code,
+        orders=acts or follows,
+        follows=follows,
+        command_id=getattr(args, "command_id", None),
+        identified=acts,
+        variables=variables,
+    )
+
+
+def _words_there(words: list[str], args: argparse.Namespace) -> list[str]:
+    """The command line for the cluster: without --on, and with paths as they are in the project."""
+    for flag in _NOT_THERE:
+        if flag in args.given:
+            raise InputError(f"{flag} has no effect over ssh", hint=f"remove {flag}")
+    end = words.index("--") if "--" in words else len(words)
+    own, rest, kept = words[:end], words[end:], list[str]()
+    paths = {str(path): _path_there(path) for path in getattr(args, "file", ())}
+    skip = False
+    for word in own:
+        if skip or word.startswith("--on="):
+            skip = False
+        elif word == "--on":
+            skip = True
+        else:
+            kept.append(paths.get(word, word))
+    return [*kept, *rest]
+
+
+def _path_there(path: os.PathLike[str]) -> str:
+    """A file of the project relative to the current directory, which is the same on the cluster."""
+    from pathlib import Path
+
+    from shoal import api
+
+    if Path(path).exists() and not api.is_experiment_source(Path(path)):
+        raise InputError(
+            f"{path} is not an experiment file: batch scripts cannot be submitted over ssh yet",
+            hint="shoal submit --on PROFILE -- COMMAND   # or describe it in experiments/",
+        )
+    return os.path.relpath(path)
+
+
+def _ask_here(
+    name: str,
+    words: list[str],
+    args: argparse.Namespace,
+    target: RemoteTarget,
+    variables: dict[str, str],
+    rules: _RemoteRules,
+) -> list[str] | None:
+    """Before several runs are submitted or cancelled, the person at this terminal is asked; None: the answer is no."""
+    from shoal import api
+    from shoal.views import confirm
+
+    is_silent = getattr(args, "yes", True) or args.json or args.quiet
+    if is_silent or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return words
+    dry = "submit" if name == "run" else name
+    kept = _KeptOutput()
+    code = api.execute_there(
+        target, [dry, "--dry-run", "--json", *words], kept, with_code=rules.code, orders=False, variables=variables
+    )
+    if code != 0:
+        return words  # the command itself says what is wrong
+    document = json.loads(kept.out)
+    runs = document["runs"] if name == "cancel" else [run for one in document["submissions"] for run in one["runs"]]
+    if len(runs) < 2:
+        return words
+    if not confirm(f"{'cancel' if name == 'cancel' else 'submit'} {len(runs):,} runs on {target.cluster.name}?"):
+        return None
+    return ["--yes", *words] if name == "cancel" else words
+
+
+class _TerminalOutput:
+    """Prints what comes from the cluster. On a terminal control sequences other than colours are removed: nothing that
+    a cluster sends moves, renames or asks this terminal."""
+
+    def __init__(self) -> None:
+        from shoal.views import ControlSequenceFilter, detect_screen
+
+        colour = detect_screen().colour
+        self._streams = {"out": sys.stdout, "err": sys.stderr}
+        self._filters = {
+            name: ControlSequenceFilter(colour) for name, stream in self._streams.items() if stream.isatty()
+        }
+
+    def write(self, stream: str, data: bytes) -> None:
+        if stream not in self._streams:
+            return
+        out = self._streams[stream]
+        out.flush()
+        out.buffer.write(self._filters[stream].feed(data) if stream in self._filters else data)
+        out.buffer.flush()
+
+    def note(self, text: str) -> None:
+        from shoal.views import safe_line
+
+        sys.stderr.write(f"note: {safe_line(text)}\n")
+
+
+class _KeptOutput:
+    """Keeps what a command prints."""
+
+    def __init__(self) -> None:
+        self.out = b""
+
+    def write(self, stream: str, data: bytes) -> None:
+        self.out += data if stream == "out" else b""
+
+    def note(self, text: str) -> None:
+        pass
