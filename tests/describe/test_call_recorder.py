@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,3 +106,23 @@ def test_what_is_refused_without_the_recorder_is_refused_with_it(
 ) -> None:
     with pytest.raises(InputError, match=what):
         read(root, text, None, monkeypatch)
+
+
+def test_scripts_read_at_once_find_their_programs_ready(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that starts slowly holds the files that other threads write: "Text file busy" for whoever runs them."""
+    start, delays_s = subprocess.Popen, itertools.cycle([0.0, 0.1])
+
+    def start_slowly(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        delay_s = next(delays_s)
+        return start(*args, preexec_fn=lambda: time.sleep(delay_s), **options)
+
+    def write_slowly(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content)
+            time.sleep(0.01)
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(subprocess, "Popen", start_slowly)
+    monkeypatch.setattr(Path, "write_bytes", write_slowly)
+    calls = read(root, SOURCE + "train -- $((SHOAL_SEED + 1))\n", range(10), monkeypatch)
+    assert [call.words for call in calls] == [["--", str(seed + 1)] for seed in range(10)]

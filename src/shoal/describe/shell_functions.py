@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,9 @@ exit 1
 #: How long processes that outlive their script are waited for: `train &` without `wait`.
 _CHILD_TIMEOUT_S = 10.0
 _MAX_PARALLEL_SCRIPTS = 8
+#: Held while programs are written and while bash is started. A child that another thread starts has the open file
+#: until its exec, and until then the program cannot be executed: "Text file busy".
+_PROGRAMS_LOCK = threading.Lock()
 
 
 class StepCall(NamedTuple):
@@ -164,9 +168,6 @@ def _run_script(script: Path, environ: Mapping[str, str], project: Project, seed
         folder = Path(name)
         path, programs = os.path.join(folder, "calls"), folder / "bin"
         programs.mkdir()
-        for program in SCHEDULER_COMMANDS:
-            (programs / program).write_text(_BLOCKED_PROGRAM.format(name=program))
-            (programs / program).chmod(0o755)
         own = os.path.dirname(os.path.abspath(sys.argv[0]))
         env = {
             **environ,
@@ -175,8 +176,12 @@ def _run_script(script: Path, environ: Mapping[str, str], project: Project, seed
             "SHOAL_SEED": "" if seed is None else str(seed),
         }
         definitions, real = _known_definitions(script, project, env), shutil.which("shoal", path=env["PATH"])
-        if definitions is not None and real is not None:
-            call_recorder.write_recorder(programs, folder, script, definitions, env, path, real)
+        with _PROGRAMS_LOCK:
+            for program in SCHEDULER_COMMANDS:
+                (programs / program).write_text(_BLOCKED_PROGRAM.format(name=program))
+                (programs / program).chmod(0o755)
+            if definitions is not None and real is not None:
+                call_recorder.write_recorder(programs, folder, script, definitions, env, path, real)
         code, is_over = _run_bash(script, env)
         lines = [json.loads(line) for line in Path(path).read_text().splitlines()] if os.path.exists(path) else []
         calls = [_read_call(folder, line) for line in lines if "caught" not in line]
@@ -236,17 +241,18 @@ def _run_bash(script: Path, env: Mapping[str, str]) -> tuple[int, bool]:
     with open(reader, "rb", buffering=0) as held:  # noqa: PTH123
         try:
             # Whatever the script prints is for people, and must not mix with what this command prints for programs.
-            done = subprocess.run(
-                ["bash", str(script)],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
-                pass_fds=[writer],
-                check=False,
-            )
+            with _PROGRAMS_LOCK:
+                bash = subprocess.Popen(
+                    ["bash", str(script)], env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, pass_fds=[writer]
+                )
         finally:
             os.close(writer)
-        return done.returncode, bool(select.select([held], [], [], _CHILD_TIMEOUT_S)[0])
+        try:
+            code = bash.wait()
+        except BaseException:
+            bash.kill()
+            raise
+        return code, bool(select.select([held], [], [], _CHILD_TIMEOUT_S)[0])
 
 
 def _with_seed(call: StepCall, old: int, new: int) -> StepCall:
