@@ -342,7 +342,10 @@ def test_a_plan_changes_nothing_in_the_queue(tmp_path: Path, cluster: Sandbox) -
 
 @pytest.mark.slurm
 def test_looking_changes_nothing_on_slurm(tmp_path: Path, cluster: Sandbox) -> None:
-    """A run that failed with a checkpoint, one that waits, and one that runs: none of them is touched."""
+    """A run that failed with a checkpoint, one that waits, and one that runs: none of them is touched.
+
+    What Slurm says of a job that ended is kept by the first look that asks, before Slurm forgets it, and so it is asked
+    here before the others look."""
     project = Project(tmp_path, cluster)
     project.script("001_a/001_train_0.sh", "train --time=5 --mem=50 -- save=1 exit=3")
     project.script("001_a/002_train_0.sh", "train --time=5 --mem=50 --begin=now+2hours")
@@ -352,6 +355,7 @@ def test_looking_changes_nothing_on_slurm(tmp_path: Path, cluster: Sandbox) -> N
     kept = (project.home / "runs" / FAILED).glob
     wait_until(lambda: project.status() and [*kept("submit.*.verdict*")], 60, "Slurm's word on the failed job is kept")
     project.wait_started("001_a/003_train_0")
+    project.shoal("report", "--json")
     with_files(project)
     words = [
         *WITHOUT_FILES,

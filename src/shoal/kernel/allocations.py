@@ -219,16 +219,18 @@ def find_account(
 
 
 def keep_account(folder: str, account: JobAccount) -> None:
-    """Keep what Slurm said of a job that has ended, because Slurm forgets. A directory that we may not write in costs
-    another question."""
+    """Keep what Slurm said of a job that has ended, because Slurm forgets; what is kept already is not written again.
+    A directory that we may not write in costs another question."""
     start, end = account.grant.started, account.end
     if start is None or end is None:
         return
     lines = ["account " + _encode(account.grant._replace(ended=end))]
     lines += ["resized %.3f %s" % (one.t, _encode(Grant(gpus=one.gpus, cpus=one.cpus))) for one in account.resizes]
     data = "".join(line + "\n" for line in lines).encode("ascii")
+    path = account_path(folder, account.job_id, start)
     with contextlib.suppress(OSError):
-        files.replace(account_path(folder, account.job_id, start), data, sync=False)
+        if files.read_bytes(path) != data:
+            files.replace(path, data, sync=False)
 
 
 def account_path(folder: str, job: str, started: float) -> str:
