@@ -19,6 +19,7 @@ from conftest import MakeSandbox, cancel_all, sandbox_name
 from sandboxes import CLI, shoal_sandbox
 from shoal.errors import ShoalError
 from shoal.sandbox import Sandbox, SandboxSpec, default_slurm, machine, parse_partitions, process, sandbox_names
+from shoal.sandbox.daemons import Daemons
 from shoal.sandbox.paths import Ports
 from shoal.sandbox.process import MARK_VARIABLE, SandboxProcess
 from waiting import wait_until
@@ -163,6 +164,24 @@ def test_accounting_knows_finished_jobs_two_qos_and_limits(accounting_cluster: S
     assert [done.returncode for done in codes] == [0] * 5 + [1]
     assert "AssocMaxSubmitJobLimit" in codes[-1].stderr
     cancel_all(cluster)
+
+
+def test_a_database_that_ends_while_slurmdbd_starts_is_started_again(
+    make_sandbox: MakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[SandboxProcess] = []
+
+    def start_and_kill_once(daemons: Daemons, daemon: str, deadline_s: float) -> None:
+        start(daemons, daemon, deadline_s)
+        if daemon == "mariadbd" and not killed:
+            killed.append(daemons.running(daemon))
+            process.send_signal(killed[0], signal.SIGKILL)
+            process.wait_gone(killed, 20)
+
+    start = Daemons.start
+    monkeypatch.setattr(Daemons, "start", start_and_kill_once)
+    sandbox = make_sandbox("database", nodes=1, accounting=True)
+    assert killed and sandbox.run("sacctmgr", "-n", "-P", "show", "cluster", "format=cluster").stdout.split()
 
 
 def test_qos_high_preempts_normal_and_the_requeued_job_runs_again_soon(accounting_cluster: Sandbox) -> None:

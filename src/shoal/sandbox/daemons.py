@@ -29,6 +29,10 @@ class PortTakenError(DaemonError):
     """Another program took the port between our look and the daemon's start."""
 
 
+class DatabaseEndedError(DaemonError):
+    """MariaDB ended while slurmdbd was starting, as was seen once on a busy machine."""
+
+
 class Daemons:
     def __init__(self, state: SandboxState, layout: SandboxPaths) -> None:
         self.state = state
@@ -176,6 +180,8 @@ class Daemons:
     def _wait(self, condition: Callable[[], bool], daemon: str, deadline_s: float, problem: str) -> None:
         end = time.monotonic() + deadline_s
         while not condition():
+            if daemon == "slurmdbd" and self.find("mariadbd") is None:
+                raise DatabaseEndedError(str(self.failure("mariadbd", "ended")))
             if self.find(daemon) is None:
                 raise self.failure(daemon, "ended")
             if time.monotonic() > end:

@@ -17,7 +17,14 @@ from types import TracebackType
 
 from shoal.errors import ShoalError
 from shoal.sandbox import hosts, machine, process
-from shoal.sandbox.daemons import Daemons, PortTakenError, SandboxStatus, programs_first, sandbox_status
+from shoal.sandbox.daemons import (
+    Daemons,
+    DatabaseEndedError,
+    PortTakenError,
+    SandboxStatus,
+    programs_first,
+    sandbox_status,
+)
 from shoal.sandbox.paths import (
     SandboxPaths,
     SandboxState,
@@ -208,7 +215,7 @@ class Sandbox:
             try:
                 start_sandbox(self.spec, root, self.layout, deadline_s)
                 return
-            except PortTakenError:
+            except (PortTakenError, DatabaseEndedError):
                 stop_sandbox(self.layout, keep_folder=attempt < _MAX_START_ATTEMPTS)
                 if attempt == _MAX_START_ATTEMPTS:
                     raise
