@@ -21,7 +21,7 @@ _SPOOL_DIRECTORY = re.compile(
     r"dirname\s+[\"']?\$\{?(?:0|BASH_SOURCE)|(?:readlink|realpath)[^|;)]*\$\{?(?:0|BASH_SOURCE)|\$\{(?:0|BASH_SOURCE)%"
 )
 _CONDA_READY = re.compile(
-    r"conda\.sh|mamba\.sh|shell\.bash hook|shell hook|conda\.csh|\.bashrc|\.bash_profile|\.profile|conda init"
+    r"conda\.sh|mamba\.sh|shell\.bash hook|shell hook|conda\.csh|\.bashrc|\.bash_profile|\.profile"
 )
 
 
@@ -179,6 +179,8 @@ def _discarded_status(script: BatchScript) -> Iterator[RuleHit]:
         command = launch.command
         if command.after != "||" or command.nested or command.condition or command.function is not None:
             continue
+        if launch.launcher == "other" and _WORK_SCRIPT.fullmatch(launch.program) is None:
+            continue  # a step that cleans up or prepares
         behind = next((one for one in script.top if one.line >= command.line and one.before == "||"), None)
         if behind is None or behind.within != command.within or behind.after in ("&&", "||"):
             continue
@@ -572,6 +574,8 @@ _OPTION_VARIABLE = re.compile(r"\$(?:\{(SLURM_\w+)\}|(SLURM_\w+)\b)")
 @rule("S17", "error", "a variable that Slurm does not set for this request", lower=("warning",))
 def unset_variable(facts: CheckFacts) -> Iterator[RuleHit]:
     job = facts.job
+    if facts.script is not None:
+        yield from _index_without_array(facts.script)
     if job.kind != "batch" or not job.header or not job.geometry.wants_gpus:
         return
     own = {export.name for export in job.exports}
@@ -596,6 +600,27 @@ def unset_variable(facts: CheckFacts) -> Iterator[RuleHit]:
                 None if starts else "warning",
                 _variable_edits(facts, command, match[0], always) if always == "SLURM_GPUS_ON_NODE" else (),
             )
+
+
+def _index_without_array(script: BatchScript) -> Iterator[RuleHit]:
+    """$SLURM_ARRAY_TASK_ID in a script whose header has no --array, and no comment that names it."""
+    name = "SLURM_ARRAY_TASK_ID"
+    if script.kind != "batch" or not script.header or "array" in script.options:
+        return
+    if any("--array" in line or f"{{{name}:" in line or f"{name}=" in line for line in script.text.lines):
+        return
+    used = [one for one in script.commands if re.search(rf"\$\{{?{name}\b", one.raw)]
+    if any(one.condition or one.name in ("[", "[[", "test", "case") for one in used):
+        return
+    work = [one for one in used if one.name not in ("echo", "printf")]
+    if work:
+        yield RuleHit(
+            work[0].line,
+            f"Slurm sets ${name} only in an array, and the header has no --array",
+            "it is empty: the first element of a list is taken for every run, or the command fails",
+            "#SBATCH --array=0-N%K with the numbers that are meant",
+            "warning",
+        )
 
 
 def _variable_edits(facts: CheckFacts, command: ShellCommand, written: str, better: str) -> tuple[ScriptEdit, ...]:
