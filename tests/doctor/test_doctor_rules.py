@@ -154,6 +154,9 @@ def _codes(header: str, body: str, folder: Path, program: str | None = None) -> 
 NODES = "--nodes=2\n--gpus-per-node=4\n--cpus-per-task=8\n--ntasks-per-node=1"
 
 
+ONE_OF_FOUR = "--nodes=1\n--ntasks=1\n--ntasks-per-node=4\n--gres=gpu:4\n--cpus-per-task=8"
+
+
 @pytest.mark.parametrize(
     ("code", "header", "body", "severity"),
     [
@@ -165,6 +168,9 @@ NODES = "--nodes=2\n--gpus-per-node=4\n--cpus-per-task=8\n--ntasks-per-node=1"
         ("X01", "--gres=gpu:2", "CUDA_VISIBLE_DEVICES=1 python fit.py\n", "warning"),
         ("G13", "--ntasks-per-node=4\n--nodes=1\n--gres=gpu:4", "python fit.py\n", "warning"),
         ("S01", "--gres=gpu:1", "srun python fit.py || true\n", "warning"),
+        ("S02", "--gres=gpu:1", 'set -eo pipefail\nsrun bash -c "python fit.py 2>&1 | tee fit.log"\n', "warning"),
+        ("G09", "--gres=gpu:2\n--nodes=1", "N=4\nN=${N:-2}\ntorchrun --nproc-per-node=$N fit.py\n", "error"),
+        ("G03", "--nodes=1\n--ntasks=1\n--ntasks-per-node=4\n--gres=gpu:4", "srun python fit.py\n", "error"),
     ],
 )
 def test_a_mistake_that_public_scripts_have_is_found(
@@ -189,6 +195,10 @@ def test_a_mistake_that_public_scripts_have_is_found(
         ("S07", "--gres=gpu:1", "conda init bash\nsource ~/.bashrc\nconda activate vision\npython fit.py\n"),
         ("G14", "--partition=bigpu\n--mem=40G", "python collect_tables.py\n"),
         ("G13", "--ntasks-per-node=4\n--nodes=1\n--gres=gpu:1", "python fit.py\n"),
+        ("S02", "--gres=gpu:1", 'srun bash -c "set -o pipefail; python fit.py 2>&1 | tee fit.log"\n'),
+        ("G09", "--gres=gpu:2\n--nodes=1", "N=$(count)\nN=${N:-4}\ntorchrun --nproc-per-node=$N fit.py\n"),
+        ("G03", ONE_OF_FOUR, "srun torchrun --nproc-per-node=4 fit.py\n"),
+        ("G07", ONE_OF_FOUR, "srun torchrun --nproc-per-node=4 fit.py\n"),
         ("D26", "--output=a.log\n--output=logs/b.log", "python fit.py\n"),
         ("X01", "--gres=gpu:2", "CUDA_VISIBLE_DEVICES=0 python a.py &\nCUDA_VISIBLE_DEVICES=1 python b.py &\nwait\n"),
     ],

@@ -115,6 +115,7 @@ def _called(command: ShellCommand) -> list[str]:
     return command.texts[1:2] if command.name in ("bash", "sh") else command.texts[:1]
 
 
+_KEEPS_STATUS = re.compile(r"pipefail|PIPESTATUS")
 _TEE = re.compile(r"\|&?\s*tee\b")
 _VALUE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?", re.ASCII)
 _COLLECT = "|| failed=1   # behind each training, and exit ${failed:-0} as the last line"
@@ -206,6 +207,16 @@ def _in_other_branch(script: BatchScript, command: ShellCommand, later: ShellCom
 
 @text_rule("S02", "warning", "an exit code lost in a pipe")
 def pipe_hides_exit_code(script: BatchScript) -> Iterator[RuleHit]:
+    for launch in script.work:
+        # The shell of bash -c does not take over pipefail from the script.
+        if launch.quoting and _TEE.search(launch.command.raw) and not _KEEPS_STATUS.search(launch.command.raw):
+            yield RuleHit(
+                launch.line,
+                "the exit code of the pipe in bash -c is that of tee",
+                "a crash is reported as COMPLETED with exit code 0",
+                "set -o pipefail;   # as the first command of bash -c",
+            )
+            return
     if script.sets("pipefail") or any("PIPESTATUS" in command.raw for command in script.commands):
         return
     piped = [launch.command for launch in script.work if launch.command.piped and not launch.command.nested]
