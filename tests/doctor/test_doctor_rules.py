@@ -141,3 +141,69 @@ def test_folders_and_suffixes_choose_the_scripts(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("#!/bin/bash\n#SBATCH --time=1\n")
     (tmp_path / "a.fixed.sh").write_text("#!/bin/bash\n")
     assert [path.name for path in find_files([tmp_path])] == ["a.sh", "c"]
+
+
+def _codes(header: str, body: str, folder: Path, program: str | None = None) -> dict[str, str]:
+    """The worst severity of each code."""
+    found: dict[str, str] = {}
+    for finding in findings_of(Case(header, body, program), folder):
+        found.setdefault(finding.code, finding.severity)
+    return found
+
+
+NODES = "--nodes=2\n--gpus-per-node=4\n--cpus-per-task=8\n--ntasks-per-node=1"
+
+
+ONE_OF_FOUR = "--nodes=1\n--ntasks=1\n--ntasks-per-node=4\n--gres=gpu:4\n--cpus-per-task=8"
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "body", "severity"),
+    [
+        ("S17", "--gres=gpu:1", "python fit.py --fold $SLURM_ARRAY_TASK_ID\n", "warning"),
+        ("S17", "--gres=gpu:1", "LR=${RATES[$SLURM_ARRAY_TASK_ID]}\npython fit.py --lr $LR\n", "warning"),
+        ("N03", NODES, "srun bash -c 'torchrun --nnodes=2 --rdzv_endpoint=$HOSTNAME:29400 fit.py'\n", "error"),
+        ("S07", "--gres=gpu:1", "conda init bash\nconda activate vision\npython fit.py\n", "error"),
+        ("G14", "--partition=bigpu\n--mem=40G", "python train_unet.py\n", "warning"),
+        ("X01", "--gres=gpu:2", "CUDA_VISIBLE_DEVICES=1 python fit.py\n", "warning"),
+        ("G13", "--ntasks-per-node=4\n--nodes=1\n--gres=gpu:4", "python fit.py\n", "warning"),
+        ("S01", "--gres=gpu:1", "srun python fit.py || true\n", "warning"),
+        ("S02", "--gres=gpu:1", 'set -eo pipefail\nsrun bash -c "python fit.py 2>&1 | tee fit.log"\n', "warning"),
+        ("G09", "--gres=gpu:2\n--nodes=1", "N=4\nN=${N:-2}\ntorchrun --nproc-per-node=$N fit.py\n", "error"),
+        ("G03", "--nodes=1\n--ntasks=1\n--ntasks-per-node=4\n--gres=gpu:4", "srun python fit.py\n", "error"),
+    ],
+)
+def test_a_mistake_that_public_scripts_have_is_found(
+    code: str, header: str, body: str, severity: str, tmp_path: Path
+) -> None:
+    assert _codes(header, body, tmp_path).get(code) == severity
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "body"),
+    [
+        ("S17", "--gres=gpu:1", "# sbatch --array=0-4 job.sh\npython fit.py --fold $SLURM_ARRAY_TASK_ID\n"),
+        ("S17", "--gres=gpu:1", "python fit.py --fold ${SLURM_ARRAY_TASK_ID:-0}\n"),
+        ("S17", "--gres=gpu:1", 'if [ -n "$SLURM_ARRAY_TASK_ID" ]; then F=$SLURM_ARRAY_TASK_ID; fi\npython fit.py\n'),
+        ("S17", "--gres=gpu:1\n--array=0-4", "python fit.py --fold $SLURM_ARRAY_TASK_ID\n"),
+        ("S17", "--gres=gpu:1", "echo task $SLURM_ARRAY_TASK_ID\npython fit.py\n"),
+        ("N03", NODES, 'srun bash -c "torchrun --nnodes=2 --rdzv_endpoint=$HOSTNAME:29400 fit.py"\n'),
+        ("N03", NODES, "srun bash -c 'torchrun --standalone --nnodes=1 --rdzv_endpoint=$HOSTNAME:0 fit.py'\n"),
+        ("N11", NODES, "for h in $HOSTS; do ip=$(ssh $h cat /etc/hostname); done\nsrun python fit.py\n"),
+        ("N01", "--gres=gpu:1\n--nodes=1", "accelerate launch --main_process_port 12345 fit.py\n"),
+        ("S01", "--gres=gpu:1", "srun bash -c 'find /dev/shm -user me -delete' || true\nexec srun python fit.py\n"),
+        ("S07", "--gres=gpu:1", "conda init bash\nsource ~/.bashrc\nconda activate vision\npython fit.py\n"),
+        ("G14", "--partition=bigpu\n--mem=40G", "python collect_tables.py\n"),
+        ("G13", "--ntasks-per-node=4\n--nodes=1\n--gres=gpu:1", "python fit.py\n"),
+        ("S02", "--gres=gpu:1", 'srun bash -c "set -o pipefail; python fit.py 2>&1 | tee fit.log"\n'),
+        ("G09", "--gres=gpu:2\n--nodes=1", "N=$(count)\nN=${N:-4}\ntorchrun --nproc-per-node=$N fit.py\n"),
+        ("G03", ONE_OF_FOUR, "srun torchrun --nproc-per-node=4 fit.py\n"),
+        ("G07", ONE_OF_FOUR, "srun torchrun --nproc-per-node=4 fit.py\n"),
+        ("D26", "--output=a.log\n--output=logs/b.log", "python fit.py\n"),
+        ("X01", "--gres=gpu:2", "CUDA_VISIBLE_DEVICES=0 python a.py &\nCUDA_VISIBLE_DEVICES=1 python b.py &\nwait\n"),
+    ],
+)
+def test_what_public_scripts_do_rightly_is_neither_error_nor_warning(
+    code: str, header: str, body: str, tmp_path: Path
+) -> None:
+    assert _codes(header, body, tmp_path).get(code) in (None, "hint")

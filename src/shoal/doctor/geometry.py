@@ -52,8 +52,10 @@ class RequestGeometry(NamedTuple):
 
     @property
     def tasks_on_node(self) -> int:
-        if self.tasks_per_node is not None:
+        if self.tasks_per_node is not None and (self.ntasks is None or not self.nodes_given):
             return self.tasks_per_node
+        if self.tasks_per_node is not None:  # beside --ntasks it is an upper limit
+            return min(self.tasks_per_node, -(-self.tasks // self.n))
         return -(-self.tasks // self.n)
 
     @property

@@ -117,6 +117,8 @@ def literal_values(commands: Sequence[ShellCommand]) -> dict[str, str]:
 def _assign(command: ShellCommand, values: dict[str, str]) -> None:
     """Give variables the values that a command assigns; += appends to a text or an array."""
     for assign in command.assigns:
+        if assign.name in values and re.match(rf"\$\{{{assign.name}:?[-=]", assign.value):
+            continue  # N=${N:-4} gives a value only where there is none
         before = values.get(assign.name, "") if _APPENDS.match(assign.raw) else ""
         if before.startswith("(") and before.endswith(")") and assign.value.startswith("("):
             values[assign.name] = f"{before[:-1]} {assign.value[1:]}"

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from shoal.doctor.edits import nearest_edits, option_edit
 from shoal.doctor.finding import CheckFacts, RuleHit, rule
+from shoal.doctor.launchers import base_name
 from shoal.doctor.nearest import RequestMismatch, closest_node_kind, qos_mismatches
 from shoal.units import plural
 
@@ -223,6 +224,7 @@ def gpu_partition_without_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
         return
     needs = any(one.is_distributed for one in job.work) or any(one.name == "nvidia-smi" for one in job.commands)
     option = job.options.get("partition")
+    trains = any(base_name(one.program).startswith(("train", "pretrain", "finetune")) for one in job.work)
     if facts.cluster is not None:
         gpus = bool(facts.node_kinds) and all(kind.gpus for kind in facts.node_kinds)
         certain = needs
@@ -231,14 +233,14 @@ def gpu_partition_without_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
         certain = False
     # Sites that give whole nodes only take neither CPUs nor memory, and no GPUs.
     whole = facts.cluster is None and not {"cpus-per-task", "mem", "mem-per-cpu"} & set(job.options)
-    if gpus and needs and "exclusive" not in job.options:
+    if gpus and (needs or trains) and "exclusive" not in job.options:
         name = option.value if option is not None else "of this cluster"
         yield RuleHit(
             option.line if option else 1,
             f"partition {name} has GPUs, and the script asks for none",
             "the program finds no CUDA GPUs",
             "#SBATCH --gres=gpu:1",
-            None if certain else "hint" if whole and job.geometry.nodes_given else "warning",
+            None if certain else "hint" if whole and (not needs or job.geometry.nodes_given) else "warning",
             (option_edit("gres", "gpu:1"),) if certain else (),
         )
 

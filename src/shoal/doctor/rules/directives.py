@@ -283,6 +283,10 @@ def unknown_option(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
+#: Options that change where a job writes, or what it is called, and not what it does.
+_NAMES_OF_FILES = frozenset({"output", "error", "job-name", "comment", "mail-user"})
+
+
 @rule("D26", "warning", "options that contradict each other", lower=("hint",))
 def conflicting_options(facts: CheckFacts) -> Iterator[RuleHit]:
     seen: dict[str, tuple[int, str | None]] = {}
@@ -294,6 +298,8 @@ def conflicting_options(facts: CheckFacts) -> Iterator[RuleHit]:
                 f"--{option.name} is given twice, {before[1]} in line {before[0]} and {option.value} here",
                 f"the later one counts: {option.value}",
                 "keep one of them",
+                # The job is the same job; only its log or name is elsewhere.
+                "hint" if option.name in _NAMES_OF_FILES else None,
             )
         seen[option.name] = (option.line, option.value)
     options = facts.job.options

@@ -106,6 +106,8 @@ def ntasks_below_total(facts: CheckFacts) -> Iterator[RuleHit]:
     if not geometry.nodes_given:
         return  # then --ntasks-per-node is only an upper limit
     wanted = geometry.n * geometry.tasks_per_node
+    if geometry.ntasks == geometry.n and facts.job.work and all(one.is_distributed for one in facts.job.work):
+        return  # one launcher for each node, which starts the processes itself
     if geometry.ntasks < wanted:
         line = header_line(facts.job, "ntasks")
         alone = facts.line(line)[1:].partition("#")[0].count("-n") <= 1

@@ -15,6 +15,7 @@ from shoal.doctor.finding import (
     step_tasks_per_node,
     uses_lightning,
 )
+from shoal.doctor.job import JobFacts, ShellExport
 from shoal.doctor.launches import ScriptLaunch, as_number
 from shoal.redaction import has_secret, is_secret
 from shoal.units import plural
@@ -49,15 +50,27 @@ def visible_devices(facts: CheckFacts) -> Iterator[RuleHit]:
         more = f", {many} of them where the job has {asked}" if asked and many > asked else ""
         if asked and not more and max(int(number) for number in value.split(",")) >= asked:
             more = f", and the job has {plural(asked, 'GPU')}, counted from 0"
+        idle = prefix and asked is not None and many < asked and _is_only_work(job, export)
         alone = facts.line(export.line).strip() in (export.raw, f"export {export.raw}")
         yield RuleHit(
             export.line,
             f"the script sets CUDA_VISIBLE_DEVICES to {value}{more}",
             "it overrides what Slurm gave: other jobs' GPUs, invalid device ordinals, or GPUs that stand idle",
             "leave it out; Slurm sets it",
-            "hint" if (prefix and not more) or (_is_permutation(value) and asked in (many, None)) else None,
+            "hint"
+            if (prefix and not more and not idle) or (_is_permutation(value) and asked in (many, None))
+            else None,
             (ScriptEdit("drop", export.line),) if alone and not prefix else (),
         )
+
+
+def _is_only_work(job: JobFacts, export: ShellExport) -> bool:
+    """The variable stands before the one training of the job, so no other one uses the rest of the GPUs."""
+    return (
+        len(job.work) == 1
+        and job.work[0].command is export.command
+        and not (export.command.background or export.command.within)
+    )
 
 
 def _is_permutation(value: str) -> bool:

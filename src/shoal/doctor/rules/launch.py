@@ -225,7 +225,7 @@ def lightning_numbers(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("G13", "error", "several tasks, and no srun that starts them", lower=("warning",))
+@rule("G13", "error", "several tasks, and no srun that starts them", lower=("warning", "hint"))
 def missing_srun(facts: CheckFacts) -> Iterator[RuleHit]:
     job, geometry = facts.job, facts.job.geometry
     if geometry.tasks_on_node < 2 or job.steps or any(one.by_mpi for one in job.launches):
@@ -249,7 +249,8 @@ def missing_srun(facts: CheckFacts) -> Iterator[RuleHit]:
                 f"the job has {geometry.tasks} tasks, and python runs once, without srun",
                 "one process does all the work; a framework that reads SLURM_NTASKS waits for the others",
                 f"srun python ... for {geometry.tasks} processes; --cpus-per-task={geometry.tasks} if CPUs were meant",
-                "warning",
+                # With one GPU the tasks are another way to ask for CPUs, and all of them are there for the process.
+                "hint" if geometry.n == 1 and geometry.gpus_total == 1 else "warning",
             )
             return  # it holds for every other command as well
 

@@ -87,6 +87,9 @@ def fixed_port(facts: CheckFacts) -> Iterator[RuleHit]:
     for line, name, value, source in _ports(facts):
         if not re.fullmatch(r"[1-9]\d{3,4}", value) or value in seen:
             continue
+        one_process = facts.job.geometry.n == 1 and facts.job.geometry.gpus_total == 1
+        if isinstance(source, ScriptLaunch) and source.launcher == "accelerate" and one_process:
+            continue  # accelerate opens no port for one process
         seen.add(value)
         edits: tuple[ScriptEdit, ...] = ()
         if isinstance(source, ShellExport) and f"{name}={value}" in source.raw:
@@ -130,6 +133,7 @@ def _max_port(value: str) -> int | None:
 @rule("N03", "error", "localhost as the address of several nodes")
 def localhost(facts: CheckFacts) -> Iterator[RuleHit]:
     job = facts.job
+    yield from _own_name(facts)
     if job.geometry.n < 2:
         return
     alone = [launch.has("standalone") or launch.option("nnodes") == "1" for launch in job.work]
@@ -156,6 +160,28 @@ def localhost(facts: CheckFacts) -> Iterator[RuleHit]:
                     f"--{name} {host} is another machine on each node",
                     "each node waits for the others alone, for ever",
                     '--rdzv-endpoint "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$MASTER_PORT"',
+                )
+
+
+_OWN_NAME = re.compile(r"[\"']?(?:\$\{?HOSTNAME\}?|\$\(hostname[^()]*\)|`hostname[^`]*`)[\"']?\Z")
+
+
+def _own_name(facts: CheckFacts) -> Iterator[RuleHit]:
+    """srun bash -c 'torchrun --rdzv-endpoint=$HOSTNAME:29500': in single quotes each node puts in its own name."""
+    for launch in facts.job.work:
+        if launch.srun is None or launch.quoting != "single" or step_nodes(launch, facts.job) == 1:
+            continue
+        if as_number(launch.option("nnodes"), facts.job.values) == 1 or launch.has("standalone"):
+            continue
+        for name in ("master-addr", "main-process-ip", "rdzv-endpoint"):
+            value = launch.option(name) or ""
+            host = value.rpartition(":")[0] if name == "rdzv-endpoint" and ":" in value else value
+            if _OWN_NAME.fullmatch(host):
+                yield RuleHit(
+                    launch.line,
+                    f"--{name} {host} stands in single quotes, so each node puts in its own name",
+                    "each node waits for the others alone, until the rendezvous times out",
+                    f"export MASTER_ADDR={_FIRST_NODE}   # before srun, and $MASTER_ADDR in its place",
                 )
 
 
@@ -262,7 +288,8 @@ def download_in_job(script: BatchScript) -> Iterator[RuleHit]:
 def ssh_launcher(facts: CheckFacts) -> Iterator[RuleHit]:
     if facts.job.geometry.n < 2:
         return
-    for command in facts.job.commands:
+    by_srun = any(launch.srun is not None for launch in facts.job.work)  # then ssh only looks or prepares
+    for command in facts.job.commands if not by_srun else ():
         if command.name in ("pdsh", "clush", "parallel-ssh") or (command.name == "ssh" and "loop" in command.within):
             yield RuleHit(
                 command.line,

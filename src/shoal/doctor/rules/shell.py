@@ -21,7 +21,7 @@ _SPOOL_DIRECTORY = re.compile(
     r"dirname\s+[\"']?\$\{?(?:0|BASH_SOURCE)|(?:readlink|realpath)[^|;)]*\$\{?(?:0|BASH_SOURCE)|\$\{(?:0|BASH_SOURCE)%"
 )
 _CONDA_READY = re.compile(
-    r"conda\.sh|mamba\.sh|shell\.bash hook|shell hook|conda\.csh|\.bashrc|\.bash_profile|\.profile|conda init"
+    r"conda\.sh|mamba\.sh|shell\.bash hook|shell hook|conda\.csh|\.bashrc|\.bash_profile|\.profile"
 )
 
 
@@ -115,6 +115,7 @@ def _called(command: ShellCommand) -> list[str]:
     return command.texts[1:2] if command.name in ("bash", "sh") else command.texts[:1]
 
 
+_KEEPS_STATUS = re.compile(r"pipefail|PIPESTATUS")
 _TEE = re.compile(r"\|&?\s*tee\b")
 _VALUE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?", re.ASCII)
 _COLLECT = "|| failed=1   # behind each training, and exit ${failed:-0} as the last line"
@@ -179,6 +180,8 @@ def _discarded_status(script: BatchScript) -> Iterator[RuleHit]:
         command = launch.command
         if command.after != "||" or command.nested or command.condition or command.function is not None:
             continue
+        if launch.launcher == "other" and _WORK_SCRIPT.fullmatch(launch.program) is None:
+            continue  # a step that cleans up or prepares
         behind = next((one for one in script.top if one.line >= command.line and one.before == "||"), None)
         if behind is None or behind.within != command.within or behind.after in ("&&", "||"):
             continue
@@ -204,6 +207,16 @@ def _in_other_branch(script: BatchScript, command: ShellCommand, later: ShellCom
 
 @text_rule("S02", "warning", "an exit code lost in a pipe")
 def pipe_hides_exit_code(script: BatchScript) -> Iterator[RuleHit]:
+    for launch in script.work:
+        # The shell of bash -c does not take over pipefail from the script.
+        if launch.quoting and _TEE.search(launch.command.raw) and not _KEEPS_STATUS.search(launch.command.raw):
+            yield RuleHit(
+                launch.line,
+                "the exit code of the pipe in bash -c is that of tee",
+                "a crash is reported as COMPLETED with exit code 0",
+                "set -o pipefail;   # as the first command of bash -c",
+            )
+            return
     if script.sets("pipefail") or any("PIPESTATUS" in command.raw for command in script.commands):
         return
     piped = [launch.command for launch in script.work if launch.command.piped and not launch.command.nested]
@@ -572,6 +585,8 @@ _OPTION_VARIABLE = re.compile(r"\$(?:\{(SLURM_\w+)\}|(SLURM_\w+)\b)")
 @rule("S17", "error", "a variable that Slurm does not set for this request", lower=("warning",))
 def unset_variable(facts: CheckFacts) -> Iterator[RuleHit]:
     job = facts.job
+    if facts.script is not None:
+        yield from _index_without_array(facts.script)
     if job.kind != "batch" or not job.header or not job.geometry.wants_gpus:
         return
     own = {export.name for export in job.exports}
@@ -596,6 +611,27 @@ def unset_variable(facts: CheckFacts) -> Iterator[RuleHit]:
                 None if starts else "warning",
                 _variable_edits(facts, command, match[0], always) if always == "SLURM_GPUS_ON_NODE" else (),
             )
+
+
+def _index_without_array(script: BatchScript) -> Iterator[RuleHit]:
+    """$SLURM_ARRAY_TASK_ID in a script whose header has no --array, and no comment that names it."""
+    name = "SLURM_ARRAY_TASK_ID"
+    if script.kind != "batch" or not script.header or "array" in script.options:
+        return
+    if any("--array" in line or f"{{{name}:" in line or f"{name}=" in line for line in script.text.lines):
+        return
+    used = [one for one in script.commands if re.search(rf"\$\{{?{name}\b", one.raw)]
+    if any(one.condition or one.name in ("[", "[[", "test", "case") for one in used):
+        return
+    work = [one for one in used if one.name not in ("echo", "printf")]
+    if work:
+        yield RuleHit(
+            work[0].line,
+            f"Slurm sets ${name} only in an array, and the header has no --array",
+            "it is empty: the first element of a list is taken for every run, or the command fails",
+            "#SBATCH --array=0-N%K with the numbers that are meant",
+            "warning",
+        )
 
 
 def _variable_edits(facts: CheckFacts, command: ShellCommand, written: str, better: str) -> tuple[ScriptEdit, ...]:
