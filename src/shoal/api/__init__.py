@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         status,
         why,
     )
-    from shoal.api.over_ssh import RemoteTarget, connect, disconnect, execute_there, remote_target
+    from shoal.api.over_ssh import RemoteTarget, connect, disconnect, execute_there, profile_there, remote_target
     from shoal.api.projects import state_directory
     from shoal.api.step_calls import note_step_call, read_step_call, step_functions, submit_step_call
     from shoal.api.submitting import compare_layouts, pack, pack_target, plan, resume, retry, runs_here, submit

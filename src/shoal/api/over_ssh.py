@@ -63,7 +63,8 @@ def execute_there(
     project = target.project
     tree = project_code(project, os.environ) if with_code else project_settings(project)
     inside = os.path.relpath(os.path.realpath(os.getcwd()), os.path.realpath(project.root))
-    names = {"SHOAL_ON": target.cluster.name} if _is_in_project(target) else {}
+    profile = profile_there(target)
+    names = {} if profile is None else {"SHOAL_ON": profile}
     command = RemoteCommand(argv, tree, inside if with_code else "", {**names, **(variables or {})}, follows)
     if orders:
         return order(place, command, sink, os.environ, command_id=command_id, identified=identified)
@@ -140,6 +141,6 @@ def _travels(cluster: Cluster, key: str) -> bool:
     return cluster.origin(key).startswith("shoal.toml:")
 
 
-def _is_in_project(target: RemoteTarget) -> bool:
-    """Whether the project's own settings, which travel, have the profile."""
-    return any(_travels(target.cluster, key) for key in target.cluster.layer.values)
+def profile_there(target: RemoteTarget) -> str | None:
+    """The profile's name on the cluster; None if the project's own settings, which alone travel, do not have it."""
+    return target.cluster.name if any(_travels(target.cluster, key) for key in target.cluster.layer.values) else None
