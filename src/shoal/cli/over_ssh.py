@@ -72,6 +72,10 @@ def run_over_ssh(name: str, words: list[str], args: argparse.Namespace) -> int |
     if target is None:
         _refuse_without_ssh(name, args)
         return None
+    if name == "pull":
+        from shoal.cli.pull import pull_from
+
+        return pull_from(target, args, TerminalOutput())
     rules = _COMMANDS.get(name)
     if rules is None:
         if not hasattr(args, "on") and name not in _ABOUT_RUNS:
@@ -108,7 +112,7 @@ def _execute(name: str, words: list[str], args: argparse.Namespace, target: Remo
     if agreed is None:
         return 0
     file = _output_file(args, rules)
-    sink = _TerminalOutput() if file is None else _FileOutput()
+    sink = TerminalOutput() if file is None else KeptOutput(TerminalOutput())
     code = api.execute_there(
         target,
         [name, *agreed],
@@ -120,7 +124,7 @@ def _execute(name: str, words: list[str], args: argparse.Namespace, target: Remo
         identified=acts and hasattr(args, "command_id"),
         variables=variables,
     )
-    if isinstance(sink, _FileOutput) and file is not None and code == 0:
+    if isinstance(sink, KeptOutput) and file is not None and code == 0:
         from shoal.cli.report import write_report
 
         write_report(file, sink.out, quiet=args.quiet)
@@ -215,7 +219,7 @@ def _ask_here(
     if is_silent or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return words
     dry = "submit" if name == "run" else name
-    kept = _KeptOutput()
+    kept = KeptOutput()
     code = api.execute_there(
         target, [dry, "--dry-run", "--json", *words], kept, with_code=rules.code, orders=False, variables=variables
     )
@@ -230,7 +234,7 @@ def _ask_here(
     return ["--yes", *words] if name == "cancel" else words
 
 
-class _TerminalOutput:
+class TerminalOutput:
     """Prints what comes from the cluster. On a terminal control sequences other than colours are removed: nothing that
     a cluster sends moves, renames or asks this terminal."""
 
@@ -257,28 +261,18 @@ class _TerminalOutput:
         sys.stderr.write(f"note: {safe_line(text)}\n")
 
 
-class _FileOutput(_TerminalOutput):
-    """Keeps what belongs into a file, and prints the rest."""
+class KeptOutput:
+    """Keeps what a command prints on standard output; the rest goes to `others`, if they want it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = b""
+    def __init__(self, others: TerminalOutput | None = None) -> None:
+        self.out, self._others = b"", others
 
     def write(self, stream: str, data: bytes) -> None:
         if stream == "out":
             self.out += data
-        else:
-            super().write(stream, data)
-
-
-class _KeptOutput:
-    """Keeps what a command prints."""
-
-    def __init__(self) -> None:
-        self.out = b""
-
-    def write(self, stream: str, data: bytes) -> None:
-        self.out += data if stream == "out" else b""
+        elif self._others is not None:
+            self._others.write(stream, data)
 
     def note(self, text: str) -> None:
-        pass
+        if self._others is not None:
+            self._others.note(text)
