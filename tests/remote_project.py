@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -168,3 +169,20 @@ class RemoteProject:
 
     def notes(self) -> list[Path]:
         return sorted((self.root.parent / ".local" / "state" / "shoal" / "requests").glob("*.json"))
+
+
+class CutOnce:
+    """Ends all connections the first time that a condition holds while bytes pass; `stays_down` also those after it."""
+
+    def __init__(self, project: RemoteProject, condition: Callable[[str], bool], *, stays_down: bool = False) -> None:
+        self.proxy, self.condition, self.stays_down = project.server.proxy, condition, stays_down
+        self.happened, self._lock = False, threading.Lock()
+        self.proxy.watch = self
+
+    def __call__(self, way: str, count: int) -> None:
+        with self._lock:
+            if self.happened or not self.condition(way):
+                return
+            self.happened = True
+            self.proxy.refuses = self.stays_down
+        self.proxy.cut()

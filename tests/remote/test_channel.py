@@ -108,8 +108,11 @@ def test_a_mistake_on_the_command_line_needs_no_connection(project: RemoteProjec
     project.server.stop()
     assert_clear_error(project.shoal("status", "--nope", "--on", "galvani", code=None), 2, "--nope")
     assert_clear_error(project.shoal("why", "x", "--on", "galvoni", code=None), 2, "galvoni")
-    assert_clear_error(project.shoal("resume", "x", "--on", "galvani", code=None), 2, "over ssh yet")
-    assert_clear_error(project.shoal("report", code=None, environ={"SHOAL_ON": "galvani"}), 2, "SHOAL_ON=galvani")
+    assert_clear_error(project.shoal("generate", "--on", "galvani", code=None), 2, "over ssh yet")
+    assert_clear_error(project.shoal("ui", code=None, environ={"SHOAL_ON": "galvani"}), 2, "SHOAL_ON=galvani")
+    assert_clear_error(project.shoal("watch", "--notify", "--on", "galvani", code=None), 2, "--notify")
+    for command in (("report",), ("doctor", "train.py"), ("switch", "x", "--nodes", "2"), ("watch",)):
+        assert_clear_error(project.shoal(*command, "--on", "slurm", code=None), 2, "--on slurm has no effect")
     project.write("job.sbatch", "#!/bin/bash\n#SBATCH --time=1\ntrue\n")
     assert_clear_error(project.shoal("submit", "job.sbatch", "--on", "galvani", code=None), 2, "batch scripts")
     assert project.server.proxy.connections == 0

@@ -5,19 +5,47 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import threading
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from conftest import cancel_all
 from project import assert_clear_error, git
-from remote_project import RemoteProject
+from remote_project import CutOnce, RemoteProject
 from shoal.sandbox import Sandbox
 from ssh_server import SshServer
 from waiting import wait_until
 
 pytestmark = pytest.mark.slurm
+
+#: Notes its start, as train.py does.
+NOTE_START = """\
+import os, sys
+with open(os.path.join(sys.argv[-1], os.environ["SHOAL_RUN"].replace("/", ".")), "a") as file:
+    file.write("started\\n")
+"""
+#: Fails after its first checkpoint, and completes from there.
+KEEP = """\
+import os, sys
+came_from = os.environ.get("SHOAL_RESUME_FROM") or "nothing"
+with open(os.path.join(sys.argv[-1], os.environ["SHOAL_RUN"].replace("/", ".")), "a") as file:
+    file.write("from " + os.path.basename(came_from) + "\\n")
+with open(os.path.join(os.environ["SHOAL_OUTPUT_DIR"], "a.ckpt"), "w") as file:
+    file.write("weights")
+sys.exit(1 if came_from == "nothing" else 0)
+"""
+#: Writes its progress and a checkpoint until it is ended.
+STEPS = """\
+import os, sys, time
+with open(os.path.join(sys.argv[-1], os.environ["SHOAL_RUN"].replace("/", ".")), "a") as file:
+    file.write("from " + (os.environ.get("SHOAL_RESUME_FROM") or "nothing") + "\\n")
+for step in range(1, 1000):
+    with open(os.environ["SHOAL_PROGRESS"], "a") as file:
+        file.write("%d/1000\\n" % step)
+    open(os.path.join(os.environ["SHOAL_OUTPUT_DIR"], "a.ckpt"), "w").close()
+    time.sleep(0.2)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +64,6 @@ def whole_connection(project: RemoteProject) -> Iterator[None]:
     yield
     project.server.proxy.watch = lambda way, count: None
     project.server.proxy.refuses = project.server.proxy.is_frozen = False
-
-
-class CutOnce:
-    """Ends all connections the first time that a condition holds while bytes pass; `stays_down` also those after it."""
-
-    def __init__(self, project: RemoteProject, condition: Callable[[str], bool], *, stays_down: bool = False) -> None:
-        self.proxy, self.condition, self.stays_down = project.server.proxy, condition, stays_down
-        self.happened, self._lock = False, threading.Lock()
-        self.proxy.watch = self
-
-    def __call__(self, way: str, count: int) -> None:
-        with self._lock:
-            if self.happened or not self.condition(way):
-                return
-            self.happened = True
-            self.proxy.refuses = self.stays_down
-        self.proxy.cut()
 
 
 def test_a_sweep_from_a_laptop(project: RemoteProject) -> None:
@@ -244,3 +255,81 @@ def test_cancel_and_logs_that_are_followed_through_a_cut(project: RemoteProject)
     assert out.splitlines() == [f"began {names[0]} changed", f"done {names[0]}"]
     states = project.status()
     assert (states[names[0]]["state"], states[names[1]]["state"]) == ("completed", "cancelled")
+
+
+def test_report_doctor_budget_and_watch_are_those_of_the_cluster(project: RemoteProject) -> None:
+    """Files that a command writes are on this machine; flags that would write on the cluster are refused."""
+    names = project.sweep(2, "wait", name="050_look/000_train")
+    project.shoal("submit", "experiments/050_look", "--on", "galvani")
+    project.wait_started(*names)
+    watching = project.start("watch", "050_look", "--exit-status", "--on", "galvani")
+    before = project.shoal("budget", "--on", "galvani", "--json").json
+    assert before["cluster"] == "galvani" and before["scopes"] == []
+    assert "050_look on galvani: jobs=3" in project.shoal("budget", "050_look", "jobs=3", "--on", "galvani").out
+    limits = project.shoal("budget", "--on", "galvani", "--json").json["scopes"]
+    assert [(one["scope"], one["limits"]) for one in limits] == [("050_look", {"jobs": 3})]
+    (project.marks / "go").touch()
+    out, err = watching.communicate(timeout=120)
+    (project.marks / "go").unlink()
+    assert watching.returncode == 0 and all(name in out for name in names), out + err
+    assert project.shoal("report", "050_look", "--on", "galvani", "--csv").out.count("completed") == 2
+    page = project.root / "report.html"
+    assert "wrote report.html" in project.shoal("report", "050_look", "--html", "report.html", "--on", "galvani").out
+    assert names[0] in page.read_text() and not list(project.there.rglob("report.html"))
+    page.unlink()
+    assert_clear_error(project.shoal("report", "--png", "x.png", "--on", "galvani", code=None), 2, "--html")
+    project.write("jobs/train.sh", "#!/bin/bash\n#SBATCH --partition=nowhere\n#SBATCH --time=10\nsrun hostname\n")
+    found = project.shoal("doctor", "jobs/train.sh", "--on", "galvani", "--json", code=3).json
+    assert "nowhere" in str(found), "the request was tried on the cluster"
+    fix = project.shoal("doctor", "jobs/train.sh", "--fix", "--on", "galvani", code=None)
+    assert_clear_error(fix, 2, "--fix cannot be used over ssh", "SHOAL_ON= shoal doctor jobs/train.sh --fix")
+
+
+def _new_order(project: RemoteProject) -> Callable[[str], bool]:
+    before = set(project.requests())
+    return lambda way: any((path / "request.json").exists() for path in project.requests() if path not in before)
+
+
+def test_a_pack_is_one_order_and_runs_in_the_clusters_slurm(project: RemoteProject) -> None:
+    words = ["pack", "--on", "galvani", "--slots", "2", "--name", "051_pack", "--set", "x=0,1", "--rerun"]
+    words += ["--", sys.executable, "-S", "-c", NOTE_START, "--x={x}", str(project.marks)]
+    assert len(project.shoal(*words[:-7], "--dry-run", *words[-7:]).out.splitlines()) >= 2
+    assert not (project.there / ".shoal" / "runs" / "051_pack").exists()
+    cut = CutOnce(project, _new_order(project))
+    project.shoal(*words)
+    assert cut.happened
+    names = sorted(name for name in project.status() if name.startswith("051_pack/"))
+    assert len(names) == 2
+    project.assert_once(*names)
+    assert project.notes() == []
+
+
+def test_resume_is_one_order_and_continues_from_the_checkpoint(project: RemoteProject) -> None:
+    project.write("keep.py", KEEP)
+    command = ["--", sys.executable, "-S", "keep.py", str(project.marks)]
+    project.shoal("submit", "--on", "galvani", "--name", "052_resume", "--checkpoint", "*.ckpt", *command)
+    name = next(name for name in project.status() if name.startswith("052_resume/"))
+    project.wait_ended(name, state="failed")
+    assert "a.ckpt" in project.shoal("resume", name, "--dry-run", "--on", "galvani").err
+    cut = CutOnce(project, _new_order(project))
+    project.shoal("resume", name, "--yes", "--on", "galvani")
+    assert cut.happened
+    project.wait_ended(name)
+    assert project.starts(name) == ["from nothing", "from a.ckpt"]
+
+
+def test_switch_compares_there_and_its_replacement_is_one_order(project: RemoteProject) -> None:
+    project.write("steps.py", STEPS)
+    command = ["--", sys.executable, "-S", "steps.py", str(project.marks)]
+    project.shoal("submit", "--on", "galvani", "--name", "053_switch", "--checkpoint", "*.ckpt", *command)
+    name = next(name for name in project.status() if name.startswith("053_switch/"))
+    project.wait_started(name)
+    wait_until(lambda: any(project.there.glob("outputs/**/053_switch/**/a.ckpt")), 30, "a checkpoint is there")
+    compared = project.shoal("switch", name, "--nodes", "2", "--on", "galvani", "--json").json
+    assert not compared.get("applied"), compared
+    cut = CutOnce(project, _new_order(project))
+    project.shoal("switch", name, "--nodes", "2", "--apply", "--on", "galvani")
+    assert cut.happened
+    replacements = [run for run in project.status() if run.startswith("053_switch/") and run != name]
+    assert len(replacements) == 1 and len(list(project.there.glob(f".shoal/runs/{replacements[0]}/*.claim"))) == 1
+    project.shoal("cancel", "053_switch", "--yes", "--on", "galvani")

@@ -99,6 +99,7 @@ COMMAND_LINES = [
     ("error", ["adopt", "265438"], 5),
     ("error", ["connect", "elsewhere"], 2),
     ("error", ["resume", "nothing"], 2),
+    ("error", ["pull", "001_a/000_train_1"], 2),
     ("error", ["status", "--state", "broken"], 2),
 ]
 

@@ -65,7 +65,17 @@ if TYPE_CHECKING:
         status,
         why,
     )
-    from shoal.api.over_ssh import RemoteTarget, connect, disconnect, execute_there, remote_target
+    from shoal.api.over_ssh import (
+        PullReport,
+        RemoteTarget,
+        connect,
+        disconnect,
+        execute_there,
+        output_files,
+        profile_there,
+        pull,
+        remote_target,
+    )
     from shoal.api.projects import state_directory
     from shoal.api.step_calls import note_step_call, read_step_call, step_functions, submit_step_call
     from shoal.api.submitting import compare_layouts, pack, pack_target, plan, resume, retry, runs_here, submit
@@ -74,6 +84,7 @@ if TYPE_CHECKING:
     from shoal.doctor import TrainingInputs
     from shoal.observe import RunView, as_disk_error
     from shoal.plan import GenerateOptions, PackOptions
+    from shoal.remote import parse_listing
     from shoal.switch import SwitchComparison, SwitchOptions
     from shoal.views import LogChoice, StatusFilter
 else:

@@ -9,10 +9,10 @@ from shoal.api.projects import ProjectPath, project_or_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shoal.describe import Cluster, Project
-    from shoal.remote import OutputSink, RemoteHost, RemoteProject
+    from shoal.remote import OutputListing, OutputSink, PulledFile, RemoteHost, RemoteProject
 
 
 class RemoteTarget(NamedTuple):
@@ -63,11 +63,87 @@ def execute_there(
     project = target.project
     tree = project_code(project, os.environ) if with_code else project_settings(project)
     inside = os.path.relpath(os.path.realpath(os.getcwd()), os.path.realpath(project.root))
-    names = {"SHOAL_ON": target.cluster.name} if _is_in_project(target) else {}
+    profile = profile_there(target)
+    names = {} if profile is None else {"SHOAL_ON": profile}
     command = RemoteCommand(argv, tree, inside if with_code else "", {**names, **(variables or {})}, follows)
     if orders:
         return order(place, command, sink, os.environ, command_id=command_id, identified=identified)
     return look(place, command, sink)
+
+
+class PullReport(NamedTuple):
+    """Files of a run's output directory, and the directory on this machine that they are in or come to; `left_out`
+    counts links and special files there."""
+
+    run: str
+    cluster: str
+    target: str
+    files: list[PulledFile]
+    left_out: int
+
+
+def output_files(run: str, *, project: ProjectPath = None) -> OutputListing:
+    """What is in the newest output directory of a run, on the machine where it is."""
+    from shoal.api.looking import find_run
+    from shoal.errors import InputError
+    from shoal.observe import observe
+    from shoal.remote import list_output
+
+    found = find_run(run, project=project)
+    output_dir = observe(found.home, [found.name]).views[found.name].output_dir
+    if output_dir is None or not os.path.isdir(output_dir):
+        raise InputError(f"{found.name} has no output directory yet", hint=f"shoal why {found.name}")
+    return list_output(found.name, output_dir, str(project_or_directory(project).root / "outputs"))
+
+
+def pull(
+    target: RemoteTarget,
+    listing: OutputListing,
+    patterns: Sequence[str] = (),
+    *,
+    to: str | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    note: Callable[[str], None],
+) -> PullReport:
+    """Bring files of a run from a cluster, whole and with the content that they have there, or leave them.
+
+    They come to `to`, or to the place below the project's outputs/ that they have there. With `dry_run` files are only
+    compared.
+    """
+    from shoal.errors import InputError
+    from shoal.remote import Pull, choose_files
+
+    files = choose_files(listing, patterns)
+    if not files:
+        raise InputError(
+            f"no file in the output directory of {listing.run} is like {' or '.join(patterns)}"
+            if patterns
+            else f"the output directory of {listing.run} is empty",
+            hint=f"shoal pull {listing.run} --dry-run --on {target.cluster.name}",
+        )
+    directory = to if to is not None else _pull_directory(target, listing)
+    pulling = Pull(_remote_project(target), listing, directory, note)
+    try:
+        compared = pulling.compare(files)
+        done = compared if dry_run else list(pulling.bring(compared, overwrite=overwrite))
+    finally:
+        pulling.close()
+    return PullReport(listing.run, target.cluster.name, directory, done, listing.left_out)
+
+
+def _pull_directory(target: RemoteTarget, listing: OutputListing) -> str:
+    """The same place below outputs/ as on the cluster, which cannot choose another one: not through a link either."""
+    from shoal.errors import InputError
+
+    outputs = target.project.root / "outputs"
+    path = None if listing.place is None else outputs / listing.place
+    if path is None or not path.resolve().is_relative_to(outputs.resolve()):
+        raise InputError(
+            f"the output directory of {listing.run} has no place below {outputs}: {listing.output_dir!r}",
+            hint=f"shoal pull {listing.run} --to DIR --on {target.cluster.name}",
+        )
+    return str(path)
 
 
 def connect(profile: str, *, project: ProjectPath = None) -> bool:
@@ -140,6 +216,6 @@ def _travels(cluster: Cluster, key: str) -> bool:
     return cluster.origin(key).startswith("shoal.toml:")
 
 
-def _is_in_project(target: RemoteTarget) -> bool:
-    """Whether the project's own settings, which travel, have the profile."""
-    return any(_travels(target.cluster, key) for key in target.cluster.layer.values)
+def profile_there(target: RemoteTarget) -> str | None:
+    """The profile's name on the cluster; None if the project's own settings, which alone travel, do not have it."""
+    return target.cluster.name if any(_travels(target.cluster, key) for key in target.cluster.layer.values) else None

@@ -40,6 +40,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "logs": "what runs printed, and the errors among it",
         "attach": "a shell inside the allocation of a running run",
         "forward": "a port of a running run's node on this machine: TensorBoard, Jupyter",
+        "pull": "bring files of a run's output directory from a cluster to this machine",
         "results": "metrics over seeds: mean, deviation, count, and who is missing",
         "report": "what an experiment cost, wasted and brought: text, HTML, CSV",
         "search": "best trials of a search, and their export for Optuna",

@@ -40,7 +40,7 @@ def _runs_here() -> list[str] | None:
 
 
 #: Commands whose words are runs or experiments, and those whose words are files.
-_RUN_COMMANDS = frozenset({"status", "why", "watch", "logs", "report", "cancel", "resume", "retry", "switch"})
+_RUN_COMMANDS = frozenset({"status", "why", "watch", "logs", "pull", "report", "cancel", "resume", "retry", "switch"})
 _MAX_RUNS = 2000
 
 SHELL_SCRIPTS = {

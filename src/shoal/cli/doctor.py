@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import add_output, refuse_unused_flags
+from shoal.cli.options import add_output, add_profile_flag, refuse_unused_flags
 
 if TYPE_CHECKING:
     from shoal.api import DoctorReport, TrainingInputs
@@ -48,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="with --framework")
     parser.add_argument("--gpus", type=int, metavar="N", help="with --framework: GPUs per node")
     parser.add_argument("--cpus", type=int, metavar="N", help="with --framework: CPUs per node")
+    add_profile_flag(parser)
     add_output(parser)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.cli.options import add_output, refuse_unused_flags
+from shoal.cli.options import add_output, add_profile_flag, refuse_unused_flags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     forms.add_argument(
         "--check", action="store_true", help="Compare each job with sacct; exit with code 1 if they differ"
     )
+    add_profile_flag(parser)
     add_output(parser)
 
 
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
         return show_check(api.check_hours(report), as_json=args.json, quiet=args.quiet)
     if args.html:
-        _write(args.html, api.report_html(report).encode(), quiet=args.quiet)
+        write_report(args.html, api.report_html(report).encode(), quiet=args.quiet)
     elif args.png or args.pdf or args.svg:
         _draw(report, {"png": args.png, "pdf": args.pdf, "svg": args.svg}, quiet=args.quiet)
     elif args.md or args.csv:
@@ -61,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(path: str, content: bytes, *, quiet: bool) -> None:
+def write_report(path: str, content: bytes, *, quiet: bool) -> None:
+    """Write a report to a file, or to standard output for -."""
     import shlex
     import sys
     from pathlib import Path
@@ -87,4 +89,4 @@ def _draw(report: CostReport, paths: Mapping[Format, str | None], *, quiet: bool
 
     for form, path in paths.items():
         if path:
-            _write(path, picture(report.timeline, report.title, form), quiet=quiet)
+            write_report(path, picture(report.timeline, report.title, form), quiet=quiet)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from shoal.cli.options import add_command_id, add_output, refuse_unused_flags
+from shoal.cli.options import add_command_id, add_output, add_profile_flag, refuse_unused_flags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --apply: steps that it does before it takes over",
     )
     parser.add_argument("--yes", action="store_true", help="do not ask before an adopted job is replaced")
+    add_profile_flag(parser)
     add_command_id(parser)
     add_output(parser)
 

@@ -7,8 +7,10 @@ package.py   shoal itself, brought to clusters that have none
 code.py      the project's code, by content
 notes.py     orders that no answer is known of
 orders.py    execute a command there: a look, or an order that is carried out once
+pull.py      files of a run's output directory, brought here
 
-Nothing on a cluster can make this machine do anything: what comes back is text and exit codes.
+Nothing on a cluster can make this machine do anything: what comes back is text, exit codes, and files that a person
+asked for, below a directory that was chosen here.
 """
 
 from shoal.kernel import lazy_exports
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from shoal.remote import ssh
     from shoal.remote.code import project_code, project_settings
     from shoal.remote.orders import OutputSink, RemoteCommand, RemoteProject, look, order
+    from shoal.remote.pull import OutputListing, Pull, PulledFile, choose_files, list_output, parse_listing
     from shoal.remote.ssh import RemoteHost
 else:
     __getattr__ = lazy_exports(__name__)

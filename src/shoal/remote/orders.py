@@ -99,13 +99,36 @@ def order(
         except HostUnreachableError as error:
             if not given.is_sent:
                 raise
-            if (pause := given.pause_s(time.monotonic())) is None:
+            if (pause := given.pauses.next_s(time.monotonic())) is None:
                 raise given.unanswered(error) from None
             sink.note(f"{error.message}; trying again in {pause:g} s")
             try:
                 sleep(pause)
             except KeyboardInterrupt:
                 raise given.interrupted() from None
+
+
+class ReconnectPauses:
+    """How long to wait before a lost connection is opened again, and until when."""
+
+    def __init__(self) -> None:
+        self._losses, self._lost_at = 0, 0.0
+
+    @property
+    def is_counting(self) -> bool:
+        return self._losses > 0
+
+    def reset(self) -> None:
+        """Something came."""
+        self._losses = 0
+
+    def next_s(self, now: float) -> float | None:
+        """The next pause; None when it has been tried for long enough."""
+        self._lost_at = self._lost_at if self._losses else now
+        self._losses += 1
+        if now - self._lost_at > _RECONNECT_S:
+            return None
+        return _PAUSES_S[min(self._losses, len(_PAUSES_S)) - 1]
 
 
 class _OpenOrder:
@@ -135,16 +158,8 @@ class _OpenOrder:
         at = command.argv.index("--") if "--" in command.argv else len(command.argv)
         self._command = command._replace(argv=[*command.argv[:at], *added, *command.argv[at:]])
         self._have = {"attempt": 0, "out": 0, "err": 0}
-        self._losses, self._lost_at = 0, 0.0
+        self.pauses = ReconnectPauses()
         self.is_sent = False
-
-    def pause_s(self, now: float) -> float | None:
-        """How long to wait before the next connection; None when it has been tried for long enough."""
-        self._lost_at = self._lost_at if self._losses else now
-        self._losses += 1
-        if now - self._lost_at > _RECONNECT_S:
-            return None
-        return _PAUSES_S[min(self._losses, len(_PAUSES_S)) - 1]
 
     def finish_others(self, channel: RemoteChannel) -> None:
         """Earlier orders to this project whose answers never came: learn what became of them, and complete them."""
@@ -195,7 +210,7 @@ class _OpenOrder:
         return code
 
     def _write(self, head: Mapping[str, Any], data: bytes) -> None:
-        self._losses = 0
+        self.pauses.reset()
         if head["attempt"] != self._have["attempt"]:
             if self._have["attempt"]:
                 self._sink.note("the command was started again, because its process on the cluster was gone")

@@ -739,6 +739,69 @@ def _forget_answered(requests: str) -> None:
                 shutil.rmtree(os.path.join(requests, name), ignore_errors=True)
 
 
+# Files of runs
+
+
+def _open_output(head: Dict[str, Any]) -> int:
+    """A plain file below an output directory, opened for reading."""
+    base, path = head["base"], head["path"]
+    where = os.path.join(base, path)
+    try:
+        file = os.open(_bytes(where), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise Refusal("cannot read %s: %s" % (where, (error.strerror or "").lower()), "run the same command again")
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise Refusal("%s is no plain file any more" % where, "run the same command again")
+    return file
+
+
+def _about_file(file: int) -> Dict[str, Any]:
+    found = os.fstat(file)
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
+
+
+def _digest(channel: Channel, head: Dict[str, Any], body: bytes) -> Dict[str, Any]:
+    """What a file is, and the SHA-256 of its first bytes."""
+    file = _open_output(head)
+    try:
+        about, digest, left, told = _about_file(file), hashlib.sha256(), head["length"], time.monotonic()
+        while left > 0:
+            block = os.read(file, min(left, _BLOCK << 4))
+            if not block:
+                break
+            digest.update(block)
+            left -= len(block)
+            if time.monotonic() - told >= TICK_S:
+                channel.send({"id": head["id"], "tick": 1})
+                told = time.monotonic()
+        return dict(about, sha256=digest.hexdigest())
+    finally:
+        os.close(file)
+
+
+def _fetch(channel: Channel, head: Dict[str, Any], body: bytes) -> Dict[str, Any]:
+    """The bytes of a file from an offset to a size; then their SHA-256, and what the file is by now."""
+    file = _open_output(head)
+    try:
+        digest, left = hashlib.sha256(), head["size"] - head["offset"]
+        os.lseek(file, head["offset"], os.SEEK_SET)
+        while left > 0:
+            block = os.read(file, min(left, _BLOCK << 2))
+            if not block:
+                break
+            channel.send({"id": head["id"], "bytes": len(block)}, block)
+            digest.update(block)
+            left -= len(block)
+    finally:
+        os.close(file)
+    now = _open_output(head)  # by its name: a file that was replaced is another one
+    try:
+        return dict(_about_file(now), sha256=digest.hexdigest())
+    finally:
+        os.close(now)
+
+
 def _this_boot() -> Tuple[str, str]:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -800,4 +863,6 @@ HANDLERS = {
     "outcome": _outcome,
     "resume": _resume,
     "received": _acknowledge,
+    "digest": _digest,
+    "fetch": _fetch,
 }
