@@ -8,6 +8,7 @@
 # make chaos  random faults on that Slurm while commands race: SEEDS=20, LAUNCHER=shoal, naive or submitit
 # make search-chaos  engines and samplers of searches are killed at random: SEEDS=20
 # make pythons  a wheel, installed into fresh environments of every Python from 3.10 on that is here, runs the demo
+# make docs   the documentation as a site in build/site/, strictly, by mkdocs-material in a .venv-docs/ of its own
 # All build .venv/ here; .venv/bin/shoal is then the command.
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ PARALLEL := -n 3 --dist loadfile
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2 \
             squashfs-tools chromium chromium-driver zsh fish tcc charliecloud-runtime podman runc fuse3 openssh-server
 
-.PHONY: demo test lint types fast slow unit slurm slurms fuzz hydra tensorflow chaos search-chaos pythons packages \
+.PHONY: demo test lint types fast slow unit slurm slurms fuzz hydra tensorflow chaos search-chaos pythons docs packages \
         bench clean
 
 demo: $(VENV)/.installed
@@ -72,6 +73,11 @@ search-chaos: $(VENV)/.installed-test
 pythons: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.pythons
 
+# The second line: no page may load scripts, styles or fonts from elsewhere.
+docs: $(VENV)-docs/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+	@! grep -rlE '<(script|link|img|iframe)[^>]*(src|href)="?(https?:)?//' build/site --include=*.html
+
 bench: $(VENV)/.installed-test packages
 	$(BIN)/python -m benchmarks
 
@@ -114,5 +120,10 @@ $(VENV)-tensorflow/.installed: pyproject.toml
 	$(VENV)-tensorflow/bin/pip install -q --disable-pip-version-check tensorflow-cpu pytest hypothesis -e '.[data]'
 	@touch $@
 
+$(VENV)-docs/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/pip install -q --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-hydra $(VENV)-tensorflow .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-hydra $(VENV)-tensorflow $(VENV)-docs build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -50,7 +50,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "doctor": "check batch scripts before they cost a place in the queue",
         "switch": "keep a running job, or switch to more GPUs: advice with numbers, and the switch itself",
         "clean": "find what can go, move it to a backup, and back",
-        "clusters": "cluster profiles: list, show, detect, test_profile",
+        "clusters": "cluster profiles: list, show, detect, test",
     },
     "data": {
         "data": "Shard, verify, stage and benchmark datasets",
