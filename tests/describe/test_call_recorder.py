@@ -110,9 +110,10 @@ def test_what_is_refused_without_the_recorder_is_refused_with_it(
 
 def test_scripts_read_at_once_find_their_programs_ready(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that starts slowly holds the files that other threads write: "Text file busy" for whoever runs them."""
-    start, delays_s = subprocess.Popen, itertools.cycle([0.0, 0.1])
+    start: Any = subprocess.Popen
+    delays_s = itertools.cycle([0.0, 0.1])
 
-    def start_slowly(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+    def start_slowly(*args: Any, **options: Any) -> Any:
         delay_s = next(delays_s)
         return start(*args, preexec_fn=lambda: time.sleep(delay_s), **options)
 
